@@ -15,7 +15,7 @@ function(dtopp_install_wheel)
   target_link_options(dtopp PRIVATE LINKER:--gc-sections)
   # Hides the archives' symbols from other libraries, torch among them. Only the allocator's symbols are
   # visible to all.
-  set(archives archive crypto deflate jpeg nettle png utf8proc webp webpdemux xxhash yaml-cpp z zstd)
+  set(archives archive crypto deflate jpeg nettle pcre2-8 png utf8proc webp webpdemux xxhash yaml-cpp z zstd)
   list(TRANSFORM archives REPLACE "(.+)" "lib\\1.a")
   list(JOIN archives ":" archives)
   target_link_options(dtopp PRIVATE "LINKER:--exclude-libs,${archives}")
@@ -28,7 +28,7 @@ function(dtopp_install_wheel)
   install(DIRECTORY assets configs examples DESTINATION files
     PATTERN __pycache__ EXCLUDE PATTERN "lab-*.jsonl.zst" EXCLUDE)
   foreach(package libarchive-dev libboost-math-dev libcli11-dev libgloo-dev libjemalloc-dev libjpeg62-turbo-dev
-      libpng-dev libsimdjson-dev libssl-dev libutf8proc-dev libwebp-dev libxxhash-dev libyaml-cpp-dev libzstd-dev nettle-dev
+      libpcre2-dev libpng-dev libsimdjson-dev libssl-dev libutf8proc-dev libwebp-dev libxxhash-dev libyaml-cpp-dev libzstd-dev nettle-dev
       nlohmann-json3-dev zlib1g-dev)
     install(FILES "/usr/share/doc/${package}/copyright" DESTINATION licenses RENAME "${package}.txt" OPTIONAL)
   endforeach()

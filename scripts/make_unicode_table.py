@@ -3,16 +3,19 @@
 point.
 
 `tokenizers` contains three Unicode versions (in its regular expressions for the GPT-2 pattern, in those for
-added tokens, and in its NFC), and none equals utf8proc's. So the table comes from the package itself, one
-code point at a time. Usage: .venv/bin/python scripts/make_unicode_table.py
+added tokens, and in its NFC), and none equals utf8proc's or PCRE2's. So the table comes from the package
+itself, one code point at a time. Code points that PCRE2 10.40 (Unicode 14) lacks get a stand-in that it has.
+Needs Python 3.11, which has Unicode 14. Usage: .venv/bin/python scripts/make_unicode_table.py
 """
 
 import pathlib
+import unicodedata
 
 import tokenizers
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-LETTER, NUMBER, SPACE, WORD, NFC_ACTIVE = 1, 2, 3, 4, 8
+LETTER, NUMBER, SPACE, WORD, NFC_ACTIVE, NEW = 1, 2, 3, 4, 8, 16
+GENERAL_CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Cf".split()
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 
 
@@ -57,29 +60,71 @@ def nfc_active():
             yield ord(part), NFC_ACTIVE
 
 
-def main():
-    classes = bytearray(0x110000)
-    for source in (categories, words, nfc_active):
-        for code_point, bits in source():
-            classes[code_point] |= bits
-    runs = [(c, classes[c]) for c in range(0x110000) if c == 0 or classes[c] != classes[c - 1]]
-    items = [f"0x{start << 8 | bits:x}," for start, bits in runs]
+def members(pattern):
+    """The code points that a pattern of one character matches."""
+    split = pre_tokenizers.Split(Regex(f"{pattern}+"), "removed", invert=True).pre_tokenize_str
+    text = "".join(map(chr, CODE_POINTS))
+    return {ord(c) for i in range(0, len(text), 4096) for piece, _ in split(text[i : i + 4096]) for c in piece}
+
+
+def stand_ins():
+    """Yields (first, last, stand-in) for the code points that are newer than Unicode 14. A stand-in has the same
+    general category, length in UTF-8, and membership in these properties; of such code points it is the nearest."""
+    assert unicodedata.unidata_version == "14.0.0", "needs Python 3.11"
+    properties = [members(pattern) for pattern in (r"\p{Alphabetic}", r"\p{Han}", r"\p{Latin}")]
+    kind = {c: (category, len(chr(c).encode()), *(c in p for p in properties))
+            for category in GENERAL_CATEGORIES for c in members(rf"\p{{{category}}}")}
+    old, new = {}, []
+    for c in sorted(kind):
+        if unicodedata.category(chr(c)) == "Cn":
+            new.append(c)
+        elif unicodedata.category(chr(c)) == kind[c][0]:
+            old.setdefault(kind[c], []).append(c)
+        else:
+            print(f"U+{c:04X} was {unicodedata.category(chr(c))} in Unicode 14 and is {kind[c][0]}")
+    runs = []
+    for c in new:
+        if runs and c == runs[-1][1] + 1 and kind[c] == kind[runs[-1][0]]:
+            runs[-1][1] = c
+        else:
+            runs.append([c, c])
+    for first, last in runs:
+        yield first, last, min(old[kind[first]], key=lambda c: abs(c - first))
+
+
+def rows(items):
+    """Lines of at most 110 characters."""
     lines, line = [], "   "
     for item in items:
         if len(line) + 1 + len(item) > 110:
             lines.append(line)
             line = "   "
         line += " " + item
-    lines.append(line)
+    return "\n".join([*lines, line])
+
+
+def main():
+    classes = bytearray(0x110000)
+    for source in (categories, words, nfc_active):
+        for code_point, bits in source():
+            classes[code_point] |= bits
+    new = list(stand_ins())
+    for first, last, _ in new:
+        for code_point in range(first, last + 1):
+            classes[code_point] |= NEW
+    runs = [(c, classes[c]) for c in range(0x110000) if c == 0 or classes[c] != classes[c - 1]]
     path = pathlib.Path(__file__).parent.parent / "dtopp/data/text/unicode_table.cpp"
     path.write_text(
-        "// Made by scripts/make_unicode_table.py from Hugging Face tokenizers " + tokenizers.__version__ + "; do not edit.\n"
-        '#include <iterator>\n\n#include "dtopp/data/text/unicode.h"\n\nnamespace dtopp {\n\n'
+        f"// Made by scripts/make_unicode_table.py from Hugging Face tokenizers {tokenizers.__version__}; do not edit.\n"
+        '#include <iterator>\n\n#include "dtopp/data/text/unicode.h"\n\nnamespace dtopp::data {\n\n'
         "// Each run: its first code point << 8 | its class bits; it ends where the next one begins.\n"
         "// clang-format off\n"
-        "const uint32_t kUnicodeTable[] = {\n" + "\n".join(lines) + "\n};\n// clang-format on\nconst size_t kUnicodeTableSize = std::size(kUnicodeTable);\n\n}  // namespace dtopp\n"
+        "const uint32_t kUnicodeTable[] = {\n" + rows(f"0x{start << 8 | bits:x}," for start, bits in runs) + "\n};\n"
+        "const size_t kUnicodeTableSize = std::size(kUnicodeTable);\n\n"
+        "const NewCodePoints kNewCodePoints[] = {\n" + rows(f"{{0x{a:x}, 0x{b:x}, 0x{c:x}}}," for a, b, c in new) + "\n};\n"
+        "// clang-format on\nconst size_t kNewCodePointsSize = std::size(kNewCodePoints);\n\n}  // namespace dtopp::data\n"
     )
-    print(f"{len(runs)} runs, {len(lines)} lines")
+    print(f"{len(runs)} runs, {len(new)} runs of new code points")
 
 
 if __name__ == "__main__":

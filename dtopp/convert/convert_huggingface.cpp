@@ -26,27 +26,32 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-constexpr char kEndOfText[] = "<|endoftext|>";
 constexpr char kConfigName[] = "config.json";
 
-std::optional<int64_t> end_of_text(const checkpoint::Checkpoint& checkpoint) {
+struct EndOfText {
+  std::string token;
+  int64_t id;
+};
+
+std::optional<EndOfText> end_of_text(const checkpoint::Checkpoint& checkpoint) {
   if (!checkpoint.has_tokenizer()) return std::nullopt;
-  const auto token = data::Tokenizer::load(checkpoint.tokenizer_path()).token_to_id(kEndOfText);
-  return token ? std::optional<int64_t>(*token) : std::nullopt;
+  const auto tokenizer = data::Tokenizer::load(checkpoint.tokenizer_path());
+  const auto token = tokenizer.end_of_text_token();
+  return token ? std::optional(EndOfText{std::string(*token), tokenizer.end_of_text()}) : std::nullopt;
 }
 
 void write_json(const fs::path& path, const ordered_json& json) {
   write_file_atomically(path, dump_json(json, 2) + "\n");
 }
 
-void write_tokenizer(const checkpoint::Checkpoint& checkpoint, bool has_end, int64_t sequence_length,
-                     const fs::path& folder) {
+void write_tokenizer(const checkpoint::Checkpoint& checkpoint, const std::optional<EndOfText>& end,
+                     int64_t sequence_length, const fs::path& folder) {
   write_file_atomically(folder / checkpoint::kTokenizerFile, read_file(checkpoint.tokenizer_path()));
   ordered_json json = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                        {"model_max_length", sequence_length},
                        {"clean_up_tokenization_spaces", false}};
-  if (has_end)
-    for (const char* role : {"bos_token", "eos_token", "pad_token"}) json[role] = kEndOfText;
+  if (end)
+    for (const char* role : {"bos_token", "eos_token", "pad_token"}) json[role] = end->token;
   write_json(folder / "tokenizer_config.json", json);
 }
 
@@ -105,19 +110,19 @@ void convert_to_huggingface(const checkpoint::Checkpoint& checkpoint, const fs::
                             HuggingFaceClass as) {
   const config::RunConfig config = checkpoint.config();
   if (as == HuggingFaceClass::kOlmoe) require_olmoe(config);
-  const std::optional<int64_t> end = end_of_text(checkpoint);
+  const std::optional<EndOfText> end = end_of_text(checkpoint);
+  const auto end_id = end ? std::optional(end->id) : std::nullopt;
   fill_folder(folder, [&](const fs::path& into) {
     write_file_atomically(into / kConfigName,
-                          huggingface_config(config, thresholds_of(checkpoint, config), end, as));
+                          huggingface_config(config, thresholds_of(checkpoint, config), end_id, as));
     if (end)
       write_json(into / "generation_config.json",
-                 {{"bos_token_id", *end}, {"eos_token_id", *end}, {"pad_token_id", *end}});
+                 {{"bos_token_id", end->id}, {"eos_token_id", end->id}, {"pad_token_id", end->id}});
     if (as == HuggingFaceClass::kDtopp) {
       write_file_atomically(into / "configuration_dtopp.py", kHuggingFaceConfiguration);
       write_file_atomically(into / "modeling_dtopp.py", kHuggingFaceModel);
     }
-    if (checkpoint.has_tokenizer())
-      write_tokenizer(checkpoint, end.has_value(), config.model.sequence_length, into);
+    if (checkpoint.has_tokenizer()) write_tokenizer(checkpoint, end, config.model.sequence_length, into);
     write_weights(checkpoint, config, as, into);
   });
 }

@@ -9,7 +9,7 @@ import pathlib
 import random
 
 import tokenizers
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CORPUS = ["the cat's hat isn't there; they'll see we've 1234 cats\n\n  and\tdogs", "naïve café, Übung, 日本語 한국어 русский"] * 50
@@ -42,12 +42,27 @@ def random_texts(rng, count):
         yield "".join(parts)
 
 
-def small_tokenizer(prefix_space, nfc, use_regex, ignore_merges=False):
-    """A GPT-2 style tokenizer with an added token of each kind."""
+def published_pre_tokenizers():
+    """Each `pre_tokenizer` as published in the tokenizer.json of a model family."""
+    return json.loads((ROOT / "tests/data/pre_tokenizers.json").read_text())
+
+
+def with_pre_tokenizer(tokenizer, pre_tokenizer, **byte_level):
+    """A copy of `tokenizer` with another pre-tokenizer, whose ByteLevel gets these options."""
+    file = json.loads(tokenizer.to_str())
+    *splits, last = pre_tokenizer["pretokenizers"]
+    file["pre_tokenizer"] = {**pre_tokenizer, "pretokenizers": [*splits, {**last, **byte_level}]}
+    return Tokenizer.from_str(json.dumps(file))
+
+
+def small_tokenizer(prefix_space, nfc, use_regex, ignore_merges=False, pre_tokenizer=None):
+    """A small tokenizer with an added token of each kind: GPT-2 style, or with a published pre-tokenizer."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     if nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=use_regex)
+    if pre_tokenizer:
+        tokenizer = with_pre_tokenizer(tokenizer, pre_tokenizer, add_prefix_space=prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400, show_progress=False, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -83,6 +98,9 @@ def main():
         tokenizer = small_tokenizer(*flags)
         cases.append({"name": "small prefix_space={} nfc={} regex={}".format(*flags), "json": tokenizer.to_str(),
                       **golden(tokenizer, rng, texts)})
+    for name in ("llama-3", "gpt-oss", "deepseek-v3"):
+        tokenizer = small_tokenizer(False, False, False, pre_tokenizer=published_pre_tokenizers()[name])
+        cases.append({"name": name, "json": tokenizer.to_str(), **golden(tokenizer, rng, texts)})
     path = ROOT / "tests/data/tokenizer_golden.json"
     lines = ",\n".join(json.dumps(case) for case in cases)
     path.write_text(f'{{"made_with": "tokenizers {tokenizers.__version__}", "cases": [\n{lines}\n]}}\n')

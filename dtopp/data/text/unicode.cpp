@@ -58,6 +58,25 @@ void append_utf8(std::string& text, char32_t c) {
   }
 }
 
+std::string_view replace_new_code_points(std::string_view text, std::string& storage) {
+  const CodePointClasses& classes = CodePointClasses::get();
+  const auto find_new = [&](size_t offset) {
+    return find_code_point(text, offset, [&](char32_t c) { return classes.is_new(c); });
+  };
+  size_t found = find_new(0);
+  if (found == text.size()) return text;
+  storage.clear();
+  for (size_t copied = 0;; found = find_new(copied)) {
+    storage += text.substr(copied, found - copied);
+    if (found == text.size()) return storage;
+    const CodePoint c = code_point_at(text, found);
+    const auto run = std::partition_point(kNewCodePoints, kNewCodePoints + kNewCodePointsSize,
+                                          [&](const NewCodePoints& r) { return r.last < c.value; });
+    append_utf8(storage, run->stand_in);
+    copied = found + c.bytes;
+  }
+}
+
 char32_t lower_case(char32_t c) {
   return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
 }

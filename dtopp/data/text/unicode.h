@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +15,15 @@ namespace dtopp::data {
 // code point << 8 | class bits.
 extern const uint32_t kUnicodeTable[];
 extern const size_t kUnicodeTableSize;
+
+// Code points that are newer than Unicode 14, and an older one of the same properties and length in UTF-8.
+struct NewCodePoints {
+  char32_t first;
+  char32_t last;
+  char32_t stand_in;
+};
+extern const NewCodePoints kNewCodePoints[];
+extern const size_t kNewCodePointsSize;
 
 // The low two class bits of a code point: \p{L}, \p{N}, \s or none of them.
 enum class Category : uint8_t { kOther = 0, kLetter = 1, kNumber = 2, kSpace = 3 };
@@ -29,6 +39,7 @@ class CodePointClasses {
   bool is_word(char32_t c) const { return (bits_[c] & 4) != 0; }  // \w
   // True if NFC may change or move this code point, or compose it with the code point before it.
   bool is_nfc_active(char32_t c) const { return (bits_[c] & 8) != 0; }
+  bool is_new(char32_t c) const { return (bits_[c] & 16) != 0; }  // in kNewCodePoints
 
  private:
   CodePointClasses();
@@ -58,6 +69,26 @@ inline CodePoint code_point_before(std::string_view text, size_t end) {
   return code_point_at(text, start);
 }
 
+// Returns the offset of the first code point at or after `offset` of which is_wanted(c) is true, or the size
+// of `text`. It must be false for ASCII.
+template <class IsWanted>
+size_t find_code_point(std::string_view text, size_t offset, const IsWanted& is_wanted) {
+  while (offset < text.size()) {
+    if (text.size() - offset >= 8) {  // eight ASCII bytes at once
+      uint64_t word;
+      std::memcpy(&word, text.data() + offset, 8);
+      if ((word & 0x8080808080808080u) == 0) {
+        offset += 8;
+        continue;
+      }
+    }
+    const CodePoint c = code_point_at(text, offset);
+    if (is_wanted(c.value)) return offset;
+    offset += c.bytes;
+  }
+  return offset;
+}
+
 void append_utf8(std::string& text, char32_t c);
 
 // Returns the lower case of `c` if it is a single code point, else `c`.
@@ -71,5 +102,9 @@ std::string replace_invalid_utf8(std::string_view bytes);
 // Returns the NFC form of `text`: usually `text` itself, because it has that form already, else a view of
 // `storage`. Throws DataError if utf8proc fails. Precondition: `text` is valid UTF-8.
 std::string_view normalize_nfc(std::string_view text, std::string& storage);
+
+// Returns `text` with each code point that is newer than Unicode 14 replaced by its stand-in: `text` itself
+// if there is none, else a view of `storage`. Offsets stay the same. Precondition: `text` is valid UTF-8.
+std::string_view replace_new_code_points(std::string_view text, std::string& storage);
 
 }  // namespace dtopp::data

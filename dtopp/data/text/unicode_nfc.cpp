@@ -5,7 +5,6 @@
 // treat it as a mark, so it must not reach utf8proc.
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <vector>
 
 #include <utf8proc.h>
@@ -62,23 +61,9 @@ void append_nfc(std::string& out, std::string_view segment) {
   for (utf8proc_ssize_t i = 0; i < count; ++i) append_utf8(out, static_cast<char32_t>(code_points[i]));
 }
 
-// Returns the offset of the first code point at or after `offset` that NFC may change.
 size_t find_nfc_active(std::string_view text, size_t offset) {
   const CodePointClasses& classes = CodePointClasses::get();
-  while (offset < text.size()) {
-    if (text.size() - offset >= 8) {  // eight ASCII bytes at once
-      uint64_t word;
-      std::memcpy(&word, text.data() + offset, 8);
-      if ((word & 0x8080808080808080u) == 0) {
-        offset += 8;
-        continue;
-      }
-    }
-    const CodePoint c = code_point_at(text, offset);
-    if (classes.is_nfc_active(c.value)) return offset;
-    offset += c.bytes;
-  }
-  return offset;
+  return find_code_point(text, offset, [&](char32_t c) { return classes.is_nfc_active(c); });
 }
 
 // Returns the end of the run of such code points that begins at `offset`.

@@ -1,5 +1,6 @@
 #include "dtopp/data/tokenizer/tokenizer.h"
 
+#include <array>
 #include <map>
 #include <mutex>
 #include <set>
@@ -13,6 +14,7 @@
 #include "dtopp/data/tokenizer/added_token_matcher.h"
 #include "dtopp/data/tokenizer/byte_pair_encoding.h"
 #include "dtopp/data/tokenizer/pre_tokenizer.h"
+#include "dtopp/data/tokenizer/split_pattern.h"
 #include "dtopp/data/tokenizer/tokenizer_json.h"
 #include "dtopp/data/tokenizer/word_cache.h"
 
@@ -66,10 +68,12 @@ AddedTokenMatcher make_matcher(const AddedTokens& added, bool normalized) {
 // Buffers of one encode() call, reused by later calls.
 struct Workspace {
   WordCache cache;
+  SplitPattern::Scratch matches;
   std::vector<TextSegment> raw_segments;
   std::vector<TextSegment> segments;
   std::string normalized;
   std::string prefixed;
+  std::string matched;
 };
 
 }  // namespace
@@ -83,11 +87,14 @@ struct Tokenizer::Impl {
         raw_matcher(make_matcher(added, false)),
         normalized_matcher(make_matcher(added, true)),
         nfc(spec.nfc),
+        splits(compile_splits(spec.splits, file)),
         add_prefix_space(spec.add_prefix_space),
         use_regex(spec.use_regex),
         byte_level_decoder(spec.byte_level_decoder) {}
 
   void encode_raw(std::string_view raw, Workspace& work, std::vector<int32_t>& ids) const;
+  void encode_split(std::string_view text, std::string_view matched, size_t split, Workspace& work,
+                    std::vector<int32_t>& ids) const;
   void encode_piece(std::string_view piece, Workspace& work, std::vector<int32_t>& ids) const;
   void encode_word(std::string_view word, size_t readable, WordCache& cache, std::vector<int32_t>& ids) const;
   // The decoded text of an id; null if the id does not exist.
@@ -101,6 +108,7 @@ struct Tokenizer::Impl {
   AddedTokenMatcher raw_matcher;
   AddedTokenMatcher normalized_matcher;
   bool nfc;
+  std::vector<SplitPattern> splits;
   bool add_prefix_space;
   bool use_regex;
   bool byte_level_decoder;
@@ -132,14 +140,27 @@ void Tokenizer::Impl::return_workspace(std::unique_ptr<Workspace> workspace) con
 // Normalizes text that holds no raw added token, then splits it at the normalized added tokens.
 void Tokenizer::Impl::encode_raw(std::string_view raw, Workspace& work, std::vector<int32_t>& ids) const {
   const std::string_view normal = nfc ? normalize_nfc(raw, work.normalized) : raw;
+  const std::string_view matched = splits.empty() ? normal : replace_new_code_points(normal, work.matched);
   work.segments.clear();
   normalized_matcher.split(normal, work.segments);
   for (const TextSegment& segment : work.segments) {
-    if (segment.id >= 0)
+    if (segment.id >= 0) {
       ids.push_back(segment.id);
-    else
-      encode_piece(normal.substr(segment.begin, segment.end - segment.begin), work, ids);
+    } else {
+      const size_t bytes = segment.end - segment.begin;
+      encode_split(normal.substr(segment.begin, bytes), matched.substr(segment.begin, bytes), 0, work, ids);
+    }
   }
+}
+
+// Divides text by the Split pre-tokenizers from number `split` on. They match `matched` instead, which has
+// the pieces at the same offsets.
+void Tokenizer::Impl::encode_split(std::string_view text, std::string_view matched, size_t split,
+                                   Workspace& work, std::vector<int32_t>& ids) const {
+  if (split == splits.size()) return encode_piece(text, work, ids);
+  splits[split].for_each_piece(matched, work.matches, [&](size_t begin, size_t bytes) {
+    encode_split(text.substr(begin, bytes), matched.substr(begin, bytes), split + 1, work, ids);
+  });
 }
 
 void Tokenizer::Impl::encode_piece(std::string_view piece, Workspace& work, std::vector<int32_t>& ids) const {
@@ -194,6 +215,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   ids.reserve(text.size() / 4 + 8);
   auto work = impl_->borrow_workspace();
   work->raw_segments.clear();
+  work->matches.set_text_bytes(text.size());
   impl_->raw_matcher.split(text, work->raw_segments);
   for (const TextSegment& segment : work->raw_segments) {
     if (segment.id >= 0)
@@ -258,11 +280,17 @@ std::optional<int32_t> Tokenizer::token_to_id(std::string_view token) const {
   return found != impl_->added.ids.end() ? found->second : impl_->model.vocabulary().id(token);
 }
 
+std::optional<std::string_view> Tokenizer::end_of_text_token() const {
+  for (const std::string_view token : kEndOfTextTokens)
+    if (impl_->added.ids.contains(token)) return token;
+  return std::nullopt;
+}
+
 int32_t Tokenizer::end_of_text() const {
-  const auto id = token_to_id("<|endoftext|>");
-  if (!id)
-    throw DataError("the tokenizer has no token \"<|endoftext|>\", which closes each document; add it");
-  return *id;
+  if (const auto token = end_of_text_token()) return *token_to_id(*token);
+  std::string names;
+  for (const std::string_view token : kEndOfTextTokens) names.append(names.empty() ? "" : ", ").append(token);
+  throw DataError("the tokenizer has no added token that closes each document; add one of " + names);
 }
 
 const std::string& Tokenizer::file_text() const { return impl_->text; }

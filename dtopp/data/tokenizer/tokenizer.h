@@ -1,8 +1,8 @@
 // Encodes and decodes text with the byte-level BPE of a Hugging Face tokenizer.json.
 //
-// It supports the GPT-2 and GPT-NeoX family: optional NFC normalizer, ByteLevel pre-tokenizer, BPE model,
+// It supports an optional NFC normalizer, Split and Digits pre-tokenizers before ByteLevel, the BPE model and
 // added tokens. encode() returns the ids that Hugging Face `tokenizers` returns with
-// add_special_tokens=False.
+// add_special_tokens=False: a post-processor that adds a token at the beginning is ignored.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,9 @@ class Tokenizer {
 
   int64_t vocab_size() const;  // 1 + the largest id
   std::optional<int32_t> token_to_id(std::string_view token) const;
-  // The id of "<|endoftext|>". Throws DataError if the tokenizer has no such token.
+  // The token that ends a document: "<|endoftext|>" or another family's; nullopt if the tokenizer has none.
+  std::optional<std::string_view> end_of_text_token() const;
+  // The id of that token. Throws DataError if the tokenizer has none.
   int32_t end_of_text() const;
   const std::string& file_text() const;  // the text of tokenizer.json, byte for byte
   const std::string& hash() const;       // XXH3-128 of that text

@@ -1,8 +1,11 @@
 #include "dtopp/data/tokenizer/tokenizer_json.h"
 
+#include <cctype>
+
 #include <simdjson.h>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/data/tokenizer/pre_tokenizer.h"
 #include "dtopp/data/tokenizer/vocabulary.h"
 
 namespace dtopp::data {
@@ -83,19 +86,60 @@ void read_normalizer(const FieldReader& read, const element& root, TokenizerSpec
               });
 }
 
+SplitSpec read_split(const FieldReader& read, const element& part, const std::string& field) {
+  const auto pattern = read.find(part, "pattern");
+  if (!pattern || !pattern->is_object()) read.fail(field + ".pattern", "must be an object");
+  const auto regex = read.find(*pattern, "Regex"), text = read.find(*pattern, "String");
+  if (!regex && !text) read.fail(field + ".pattern", "must have the key Regex or String");
+  SplitSpec split;
+  split.field = field + ".pattern";
+  if (regex) {
+    split.pattern = read.text(*regex, split.field + ".Regex");
+  } else {
+    for (const char c : read.text(*text, split.field + ".String")) {
+      if (std::ispunct(static_cast<unsigned char>(c)) != 0) split.pattern += '\\';
+      split.pattern += c;
+    }
+  }
+  const auto behavior = read.find(part, "behavior");
+  const std::string name = behavior ? read.text(*behavior, field + ".behavior") : "";
+  if (name != "Isolated" && name != "Removed")
+    read.fail(field + ".behavior", quote(name) + " is not supported; only Isolated and Removed are");
+  const bool invert = read.flag(part, field, "invert");
+  if (name == "Removed") (invert ? split.keep_rest : split.keep_matches) = false;
+  return split;
+}
+
+// Reads any number of Split and Digits, then ByteLevel.
 void read_pre_tokenizer(const FieldReader& read, const element& root, TokenizerSpec& spec) {
+  constexpr const char* kSupported = "; the last must be ByteLevel, and Split or Digits may precede it";
   const auto pre_tokenizer = read.find(root, "pre_tokenizer");
-  if (!pre_tokenizer) read.fail("pre_tokenizer", "is missing; only ByteLevel is supported");
-  int found = 0;
-  visit_parts(read, *pre_tokenizer, "pre_tokenizer", "pretokenizers",
-              [&](const element& part, const std::string& field) {
-                const std::string type = read.type(part, field);
-                if (type != "ByteLevel" || ++found > 1)
-                  read.fail(field, quote(type) + " is not supported; only one ByteLevel is");
-                spec.add_prefix_space = read.flag(part, field, "add_prefix_space");
-                spec.use_regex = read.flag(part, field, "use_regex", true);
-              });
-  if (found == 0) read.fail("pre_tokenizer", "is empty; only one ByteLevel is supported");
+  if (!pre_tokenizer) read.fail("pre_tokenizer", std::string("is missing") + kSupported);
+  bool complete = false;
+  const auto read_part = [&](const element& part, const std::string& field) {
+    const std::string type = read.type(part, field);
+    if (!complete && type == "Split") {
+      spec.splits.push_back(read_split(read, part, field));
+    } else if (!complete && type == "Digits") {
+      const bool each = read.flag(part, field, "individual_digits");
+      spec.splits.push_back({each ? "\\p{N}" : "\\p{N}+", field});
+    } else if (!complete && type == "ByteLevel") {
+      spec.add_prefix_space = read.flag(part, field, "add_prefix_space");
+      spec.use_regex = read.flag(part, field, "use_regex", true);
+      complete = true;
+    } else {
+      read.fail(field, quote(type) + " is not supported here" + kSupported);
+    }
+  };
+  visit_parts(read, *pre_tokenizer, "pre_tokenizer", "pretokenizers", read_part);
+  if (!complete) read.fail("pre_tokenizer", std::string("has no ByteLevel") + kSupported);
+  // The scanner for GPT-2's pattern is faster than the pattern.
+  const bool scan = !spec.splits.empty() && spec.splits.back().pattern == kGpt2Pattern &&
+                    spec.splits.back().keep_matches && spec.splits.back().keep_rest;
+  if (scan && !spec.use_regex && !spec.add_prefix_space) {
+    spec.splits.pop_back();
+    spec.use_regex = true;
+  }
 }
 
 void read_decoder(const FieldReader& read, const element& root, TokenizerSpec& spec) {

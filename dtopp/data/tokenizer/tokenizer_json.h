@@ -4,6 +4,7 @@
 // post-processor are ignored: ids are those of add_special_tokens=False.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,6 +13,10 @@
 #include <vector>
 
 namespace dtopp::data {
+
+// Spellings of the end-of-text token, by model family: GPT and Qwen, Llama 3, DeepSeek, RoBERTa and Mistral.
+inline constexpr std::array<std::string_view, 4> kEndOfTextTokens = {"<|endoftext|>", "<|end_of_text|>",
+                                                                     "<｜end▁of▁sentence｜>", "</s>"};
 
 // Limits on the file: its bytes, its ids (exclusive; also the entries of vocab and of merges), and the bytes
 // of an added token.
@@ -28,10 +33,19 @@ struct AddedToken {
   bool special = false;
 };
 
+// A pre-tokenizer that divides text where a pattern matches, before ByteLevel does.
+struct SplitSpec {
+  std::string pattern;  // a regular expression of Oniguruma
+  std::string field;    // its place in the file
+  bool keep_matches = true;
+  bool keep_rest = true;  // the text between the matches
+};
+
 struct TokenizerSpec {
   bool nfc = false;
+  std::vector<SplitSpec> splits;  // each divides the pieces of the one before it
   bool add_prefix_space = false;
-  bool use_regex = true;
+  bool use_regex = true;            // divide by GPT-2's pattern (pre_tokenizer.h)
   bool byte_level_decoder = false;  // false: decoding joins tokens with spaces
   std::vector<std::pair<std::string, int32_t>> vocab;
   std::vector<std::pair<std::string, std::string>> merges;  // best first

@@ -194,6 +194,23 @@ TEST(Tokenizer, asks_for_an_end_of_text_only_when_it_is_needed) {
   EXPECT_THROW(tokenizer.end_of_text(), DataError);
 }
 
+TEST(Tokenizer, knows_the_end_of_text_of_each_family) {
+  for (const char* token : {"<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>"}) {
+    auto file = tiny_file();
+    for (const char* content : {"<x>", token}) file["added_tokens"].push_back(added_token(content));
+    const Tokenizer tokenizer = load_text(file.dump());
+    EXPECT_EQ(tokenizer.end_of_text(), 4);
+    EXPECT_EQ(tokenizer.end_of_text_token(), token);
+  }
+  auto file = tiny_file();
+  for (const char* content : {"</s>", "<|endoftext|>"}) file["added_tokens"].push_back(added_token(content));
+  EXPECT_EQ(load_text(file.dump()).end_of_text_token(), "<|endoftext|>");
+  // Text that merges to "</s>" ends nothing.
+  auto merged = tiny_file();
+  merged["model"]["vocab"]["</s>"] = 3;
+  EXPECT_EQ(load_text(merged.dump()).end_of_text_token(), std::nullopt);
+}
+
 TEST(Tokenizer, refuses_missing_and_oversized_files) {
   EXPECT_THROW(Tokenizer::load("/no/such/tokenizer.json"), DataError);
   EXPECT_THROW(load_text(std::string((64u << 20) + 1, ' ')), DataError);

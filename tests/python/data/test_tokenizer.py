@@ -1,5 +1,5 @@
-"""Tests `dtopp tokenize` against Hugging Face `tokenizers`, on the shipped tokenizer and small GPT-2 style
-ones."""
+"""Tests `dtopp tokenize` against Hugging Face `tokenizers`, on the shipped tokenizer and on small ones, GPT-2
+style or with the pre-tokenizers of other families."""
 
 import json
 import random
@@ -14,6 +14,7 @@ from refusal import assert_refused
 from tiny_run import BINARY, ROOT
 
 SHIPPED = ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
+PUBLISHED = golden.published_pre_tokenizers()
 
 pytestmark = needs_program
 
@@ -74,6 +75,51 @@ def test_gpt2_style(tmp_path, prefix_space, nfc, use_regex, ignore_merges):
     path = tmp_path / "tokenizer.json"
     path.write_text(reference.to_str())
     assert_same_ids(path, reference, hard_lines(3, 1000))
+
+
+def save(tokenizer, folder):
+    path = folder / "tokenizer.json"
+    path.write_text(tokenizer.to_str())
+    return path
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_pre_tokenizers(tmp_path, name):
+    for prefix_space, nfc, ignore_merges in [(False, False, True), (True, True, False)]:  # a prefix shows where pieces begin
+        reference = golden.small_tokenizer(prefix_space, nfc, False, ignore_merges, PUBLISHED[name])
+        path = save(reference, tmp_path)
+        assert_same_ids(path, reference, hard_lines(7, 3000 if tiny_run.FULL else 1000))
+        ids = [reference.encode(line).ids for line in hard_lines(8, 100)]
+        assert tokenize(path, map(json.dumps, ids), "--decode") == [reference.decode(i, skip_special_tokens=False) for i in ids]
+
+
+@pytest.mark.parametrize("name", PUBLISHED if tiny_run.FULL else ["llama-3", "gpt-oss", "deepseek-v3"])
+def test_published_pre_tokenizers_on_every_code_point(tmp_path, name):
+    code_points = [chr(c) for c in range(0x110000) if c != 10 and not 0xD800 <= c < 0xE000]
+    if not tiny_run.FULL:
+        code_points = [c for c in code_points if c < "\u0600" or ord(c) % 17 == 0]
+    lines = []
+    for i in range(0, len(code_points), 32):
+        lines.append("".join(f"a{c}b1{c}2!{c} {c}\u0323{c}\u0301'{c}A{c}z{c}{c}" for c in code_points[i : i + 32]))
+    reference = golden.small_tokenizer(True, False, False, False, PUBLISHED[name])
+    assert_same_ids(save(reference, tmp_path), reference, lines)
+
+
+@pytest.mark.parametrize("text", ["a", "A", "é", " ", "日", "1", "!", "\r", "a1 "])
+@pytest.mark.parametrize("name", PUBLISHED if tiny_run.FULL else ["gpt-oss", "deepseek-v3"])
+def test_published_pre_tokenizers_on_a_megabyte_without_a_break(tmp_path, name, text):
+    if (name, text) == ("command-a", "1"):
+        pytest.skip("its pattern looks ahead over all digits at every third digit")
+    reference = golden.small_tokenizer(False, False, False, False, PUBLISHED[name])
+    assert_same_ids(save(reference, tmp_path), reference, [text * ((1 << 20) // len(text.encode()))])
+
+
+def test_a_post_processor_adds_nothing(tmp_path):
+    """The ids are those of add_special_tokens=False: without Llama's <|begin_of_text|>."""
+    reference = golden.small_tokenizer(False, False, False, True, PUBLISHED["llama-3"])
+    reference.post_processor = golden.processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+    assert reference.encode("a").ids[0] == 0
+    assert_same_ids(save(reference, tmp_path), reference, hard_lines(9, 100))
 
 
 def test_old_files_with_merges_as_strings_and_empty_affixes(tmp_path):
@@ -189,6 +235,49 @@ def test_damaged_or_foreign_files_are_refused_by_name(tmp_path, change, named):
     assert_refused(tokenize(path, b"x\n", check=False), 3, [path, named])
 
 
+def split(pattern, **options):
+    return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False, **options}
+
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+
+
+@pytest.mark.parametrize(
+    "parts, named",
+    [
+        ([split({"Regex": "(a"}), BYTE_LEVEL], "pretokenizers[0].pattern"),
+        ([split({"Regex": "[a"}), BYTE_LEVEL], "pretokenizers[0].pattern"),
+        ([split({"Regex": "a"}), split({"Regex": "*"}), BYTE_LEVEL], "pretokenizers[1].pattern"),
+        ([split({"Regex": "\\p{Nonsense}"}), BYTE_LEVEL], "pretokenizers[0].pattern"),
+        ([split({"Regex": "[\r\n\\h]"}), BYTE_LEVEL], "pretokenizers[0].pattern"),
+        ([split({"Regex": 7}), BYTE_LEVEL], "pretokenizers[0].pattern"),
+        ([split({}), BYTE_LEVEL], "pretokenizers[0].pattern"),
+        ([split("a"), BYTE_LEVEL], "pretokenizers[0].pattern"),
+        ([split({"Regex": "a"}, behavior="MergedWithNext"), BYTE_LEVEL], "MergedWithNext"),
+        ([split({"Regex": "a"}, invert=None), BYTE_LEVEL], "pretokenizers[0].invert"),
+        ([BYTE_LEVEL, split({"Regex": "a"})], "pretokenizers[1]"),
+        ([{"type": "Digits"}, BYTE_LEVEL], "individual_digits"),
+        ([{"type": "Punctuation", "behavior": "Isolated"}, BYTE_LEVEL], "Punctuation"),
+        ([split({"Regex": "a"})], "ByteLevel"),
+    ],
+)
+def test_damaged_or_foreign_pre_tokenizers_are_refused_by_name(tmp_path, parts, named):
+    file = small_file()
+    file["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": parts}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(file))
+    assert_refused(tokenize(path, b"x\n", check=False), 3, [named, path])
+
+
+@pytest.mark.parametrize("pattern", [r"(?:a+)+[bc]", r"\p{L}*[bc]", r"a*a*a*a*[bc]", r"a*[bc]|.", r"(?=(?:.*)*[bc])a"])
+def test_a_pattern_that_backtracks_without_end_is_an_error(tmp_path, pattern):
+    file = small_file()
+    file["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split({"Regex": pattern}), BYTE_LEVEL]}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(file))
+    assert_refused(tokenize(path, b"b\n" + b"a" * (1 << 20) + b"\n", check=False), 3, ["line 2", "pretokenizers[0].pattern", path])
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b'{"model": ', b"\xff\xfe", b"[" * 1000000])
 def test_what_is_not_a_tokenizer_is_refused(tmp_path, content):
     path = tmp_path / "tokenizer.json"
@@ -207,3 +296,12 @@ def test_real_text():
         texts = documents(path)
         assert_same_ids(SHIPPED, reference, as_lines(texts))
         assert_same_ids(SHIPPED, reference, [line for text in texts for line in text.split("\n")])
+
+
+@pytest.mark.skipif(not text_files(), reason=f"DTOPP_DATA={DATA} holds no data/text")
+@pytest.mark.parametrize("name", PUBLISHED if tiny_run.FULL else ["llama-3", "gpt-oss", "deepseek-v3"])
+def test_published_pre_tokenizers_on_real_text(tmp_path, name):
+    reference = golden.with_pre_tokenizer(golden.shipped_tokenizer(), PUBLISHED[name])
+    path = save(reference, tmp_path)
+    for texts in map(documents, text_files()):
+        assert_same_ids(path, reference, as_lines(texts if tiny_run.FULL else texts[:300]))
