@@ -52,7 +52,7 @@ def main():
     folders = collections.Counter(path.parent.relative_to(ROOT) for path in texts)
     largest, most = folders.most_common(1)[0]
     blocks = [block for path in texts for _, block in check_language.blocks_of(path)]
-    openers = sum(kind == "opener" for block in blocks for kind, _ in check_language.problems_of(block))
+    openers = sum(kind == "opener" for block in blocks for kind, _ in check_language.problems_of(block, is_page=False))
     rows = [("files", len(texts)),
             ("lines", sum(text.count("\n") for text in texts.values())),
             ("folders", len(folders)),
