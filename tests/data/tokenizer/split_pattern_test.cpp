@@ -28,7 +28,7 @@ Pieces pieces_of(const std::string& pattern, const std::string& text) {
 }
 
 // The message of the error; empty if there is none.
-std::string error_of(const std::string& pattern, const std::string& text = "") {
+std::string split_error(const std::string& pattern, const std::string& text = "") {
   try {
     pieces_of(pattern, text);
   } catch (const DataError& error) {
@@ -77,7 +77,7 @@ TEST(SplitPattern, matches_as_oniguruma_does_where_pcre2_differs) {
 }
 
 TEST(SplitPattern, names_the_file_the_field_and_the_byte_of_what_it_does_not_support) {
-  EXPECT_EQ(error_of("ab\\h"),
+  EXPECT_EQ(split_error("ab\\h"),
             "tokenizer.json: pattern: byte 2 of the pattern: this escape is not supported");
   for (const char* pattern :
        {"(a",          "a)",      "[a",      "[]a]",     "[a&&]",  "[^a&&b]", "[a[^b]]", "[[:alpha:]]",
@@ -85,9 +85,9 @@ TEST(SplitPattern, names_the_file_the_field_and_the_byte_of_what_it_does_not_sup
         "a{2}{3}",     "\\1",     "(?<n>a)", "(?#a)",    "(?m:a)", "(?i)a",   "(*FAIL)", "(?i:é)",
         "(?i:\\p{L})", "(?i:ss)", "\\",      "\\p{Foo}", "\\pL",   "\\p{L",   "\\x",     "\\xe9",
         "\\x{110000}", "\\ud800", "\\W",     "\\B",      "\\X",    "\\R",     "\\K",     "(?<=a+)b"})
-    EXPECT_EQ(error_of(pattern).rfind("tokenizer.json: pattern: ", 0), 0u) << pattern;
-  EXPECT_NE(error_of(std::string(1000, '(') + std::string(1000, ')')), "");
-  EXPECT_NE(error_of("(?:a{1000}){1000}{1000}"), "");
+    EXPECT_EQ(split_error(pattern).rfind("tokenizer.json: pattern: ", 0), 0u) << pattern;
+  EXPECT_NE(split_error(std::string(1000, '(') + std::string(1000, ')')), "");
+  EXPECT_NE(split_error("(?:a{1000}){1000}{1000}"), "");
 }
 
 TEST(SplitPattern, backtracking_without_end_is_an_error) {
@@ -95,7 +95,7 @@ TEST(SplitPattern, backtracking_without_end_is_an_error) {
   for (const char* pattern : {"(?:a+)+[bc]", "\\p{L}*[bc]", "a*a*a*a*[bc]", "a*[bc]|.", "(?=(?:.*)*[bc])a",
                               "(?:a|aa)+[bc]", "(?:a?){30}a{30}[bc]|."}) {
     const auto begin = std::chrono::steady_clock::now();
-    EXPECT_NE(error_of(pattern, text).find("takes too much time or memory"), std::string::npos) << pattern;
+    EXPECT_NE(split_error(pattern, text).find("takes too much time or memory"), std::string::npos) << pattern;
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60)) << pattern;
   }
 }
