@@ -205,5 +205,5 @@ def test_image_trains(wheel):
                    "--tokenizer assets/tokenizer/english-4k.tokenizer.json")
         printed = buildah("run", "--isolation", "chroot", container, "--", "sh", "-ec",
                           f"id -u; for part in train validation; do {prepare}; done; "
-                          "dtopp train configs/quickstart.yaml training.steps=10")
-        assert printed.startswith("1000\n") and "step-00000010" in printed
+                          "dtopp train configs/quickstart.yaml training.steps=20")
+        assert printed.startswith("1000\n") and "step-00000020" in printed
