@@ -151,11 +151,11 @@ class Rewriter : private OnigurumaReader {
       return;
     }
     const Member member = read_member();
+    check_case(at, member);
     if (member.set) {
       out_.append("[").append(*member.set).append("]");
       return;
     }
-    check_case(at, member);
     if (ignore_case_ && before != 0 && is_ligature(before, member.value))
       fail(at, "these letters without regard to case are not supported, because they match a ligature");
     letter_ = is_ascii_letter(member.value) ? member.value : 0;
