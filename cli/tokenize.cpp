@@ -30,7 +30,7 @@ std::string encode_line(const data::Tokenizer& tokenizer, const std::string& lin
 // Converts a JSON array of ids to one JSON string, in ASCII so that readers find no other line separators in
 // it.
 std::string decode_line(const data::Tokenizer& tokenizer, const std::string& line) {
-  const auto array = parse_json(line);
+  const auto array = parse_json(line, "token ids");
   if (!array.is_array()) throw DataError("must be a JSON array of token ids");
   std::vector<int32_t> ids;
   for (const auto& id : array) {

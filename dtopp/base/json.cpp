@@ -2,14 +2,41 @@
 
 #include <nlohmann/json.hpp>
 
+#include "dtopp/base/errors.h"
+
 namespace dtopp {
+namespace {
 
 using nlohmann::json;
 
-json parse_json(std::string_view text) {
+// Counts brackets outside strings. The count is exact up to the first error in the text, where parsing ends.
+bool is_too_deep(std::string_view text) {
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string && c == '\\')
+      ++i;
+    else if (c == '"')
+      in_string = !in_string;
+    else if (!in_string && (c == '[' || c == '{') && ++depth > kMaxJsonDepth)
+      return true;
+    else if (!in_string && (c == ']' || c == '}'))
+      --depth;
+  }
+  return false;
+}
+
+}  // namespace
+
+json parse_json(std::string_view text, const std::string& location) {
+  if (is_too_deep(text))
+    throw DataError(location + ": JSON nested deeper than " + std::to_string(kMaxJsonDepth) + " levels");
   // nlohmann treats a NUL as the end of its input.
-  if (text.find('\0') != text.npos) return json(json::value_t::discarded);
-  return json::parse(text, nullptr, /*allow_exceptions=*/false);
+  json value(json::value_t::discarded);
+  if (text.find('\0') == text.npos) value = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (value.is_discarded()) throw DataError(location + ": invalid JSON");
+  return value;
 }
 
 std::string dump_json(const nlohmann::ordered_json& value, int indent) {

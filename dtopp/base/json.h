@@ -11,9 +11,12 @@
 
 namespace dtopp {
 
-// Parses the text. The result's is_discarded() is true if the text is not JSON. JsonFields reads the members
-// of an object.
-nlohmann::json parse_json(std::string_view text);
+// Copying, comparing and printing a value recurse, so the nesting of what was read is limited.
+inline constexpr int kMaxJsonDepth = 100;
+
+// Parses the content of `location` (a file or a line of a file). Throws DataError, naming the location, if
+// the text is not JSON or nests deeper than kMaxJsonDepth. JsonFields reads the members of an object.
+nlohmann::json parse_json(std::string_view text, const std::string& location);
 
 // Prints on one line, or with `indent` spaces per level. Bytes that are not UTF-8 become U+FFFD.
 std::string dump_json(const nlohmann::ordered_json& value, int indent = -1);

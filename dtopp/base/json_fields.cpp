@@ -24,8 +24,7 @@ std::string describe_range(int64_t lowest, int64_t highest) {
 }  // namespace
 
 JsonFields::JsonFields(std::string_view text, std::string location)
-    : object_(std::make_shared<const json>(parse_json(text))), location_(std::move(location)) {
-  if (object_->is_discarded()) throw DataError(location_ + ": invalid JSON");
+    : object_(std::make_shared<const json>(parse_json(text, location))), location_(std::move(location)) {
   if (!object_->is_object()) throw DataError(location_ + ": must be a JSON object");
 }
 

@@ -190,7 +190,7 @@ TensorFiles split_into_files(const CheckpointContents& contents, uint64_t shard_
 }
 
 std::map<std::string, std::string> read_tensor_index(const fs::path& path) {
-  const json index = parse_json(read_file(path, kMostIndexBytes));
+  const json index = parse_json(read_file(path, kMostIndexBytes), path.string());
   const json weight_map = index.is_object() ? index.value("weight_map", json()) : json();
   if (!weight_map.is_object()) throw DataError(path.string() + ": holds no weight_map");
   std::map<std::string, std::string> files;

@@ -19,7 +19,7 @@ constexpr uint64_t kMostBytes = uint64_t{1} << 24;
 class ConfigFile {
  public:
   explicit ConfigFile(const std::filesystem::path& file)
-      : file_(file.string()), json_(parse_json(read_file(file, kMostBytes))) {
+      : file_(file.string()), json_(parse_json(read_file(file, kMostBytes), file_)) {
     if (!json_.is_object()) throw DataError(file_ + ": is not a JSON object");
   }
 

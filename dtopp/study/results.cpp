@@ -37,7 +37,7 @@ std::vector<std::string> notes_of(const TableRow& row, const std::vector<std::st
 // The number at `key` of a command's result. Null is a number that was not finite.
 RunValue value_in(const std::filesystem::path& result, const std::string& key) {
   try {
-    const nlohmann::json json = parse_json(read_file(result));
+    const nlohmann::json json = parse_json(read_file(result), result.string());
     const nlohmann::json& value = json.at(nlohmann::json::json_pointer("/" + key));
     if (value.is_null()) return {.diverged = true};
     return {value.get<double>()};

@@ -56,7 +56,7 @@ std::vector<double> numbers(const Json& array) {
 }
 
 std::vector<StudyCurve> read_curves(const fs::path& file) {
-  const Json json = parse_json(read_file(file));
+  const Json json = parse_json(read_file(file), file.string());
   std::vector<StudyCurve> curves;
   try {
     for (const Json& curve : json.at("curves")) {
@@ -84,7 +84,7 @@ bool is_study(const fs::path& path) { return path_kind(file_of(path)) == PathKin
 
 StudyFile read_study_file(const fs::path& path) {
   const fs::path file = file_of(path);
-  const Json json = parse_json(read_file(file));
+  const Json json = parse_json(read_file(file), file.string());
   StudyFile study;
   try {
     for (const Json& run : json.at("runs")) {

@@ -27,10 +27,12 @@ EvaluatedModel read_model(const Json& json) {
 // Returns the model of the results in `file`; nullopt if it holds none.
 std::optional<EvaluatedModel> stored_model(const fs::path& file) {
   if (path_kind(file) != PathKind::kFile) return std::nullopt;
-  const Json json = parse_json(read_file(file, kMaxBytes));
+  const std::string text = read_file(file, kMaxBytes);
   try {
-    return read_model(json);
-  } catch (const Json::exception&) {  // NOLINT: not a file of results
+    return read_model(parse_json(text, file.string()));
+  } catch (const DataError&) {  // NOLINT: not a file of results
+    return std::nullopt;
+  } catch (const Json::exception&) {  // NOLINT: nor this
     return std::nullopt;
   }
 }
@@ -117,8 +119,7 @@ Evaluations read_evaluations(const fs::path& run) {
   Evaluations evaluations;
   for (const fs::path& file : files) {
     try {
-      const Json json = parse_json(read_file(file, kMaxBytes));
-      if (json.is_discarded()) throw DataError(file.string() + ": invalid JSON");
+      const Json json = parse_json(read_file(file, kMaxBytes), file.string());
       if (json.is_object()) read_one(json, evaluations.by_model);
     } catch (const DataError& error) {
       evaluations.skipped.push_back(std::string(error.what()) + "; skipped");

@@ -51,8 +51,7 @@ ordered_json to_json(const std::vector<Tally>& tallies) {
 
 // The facts in a record about how its sums were computed; null if it has none.
 json about(const Manifest& record) {
-  json object = parse_json(record.about);
-  return object.is_object() ? object : json();
+  return record.about.empty() ? json() : parse_json(record.about, kFormat);
 }
 
 json member(const json& object, const char* key) {
@@ -105,7 +104,7 @@ std::optional<std::vector<Tally>> KeptResults::find(const TaskRequests& requests
   const auto record = read_record(requests.task);
   if (!record) return std::nullopt;
   const json facts = about(*record);
-  if (member(facts, "key") != parse_json(dump_json(key_of(requests)))) return std::nullopt;
+  if (member(facts, "key") != parse_json(dump_json(key_of(requests)), kFormat)) return std::nullopt;
   if (!verifies(folder_, record->files, dump_name(requests.task))) return std::nullopt;
   const json sums = member(facts, "tallies");
   if (!sums.is_array() || sums.size() != requests.data_sets.size()) return std::nullopt;

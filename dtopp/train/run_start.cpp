@@ -9,6 +9,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
 #include "dtopp/config/config.h"
 #include "dtopp/models/registry/make_model.h"
@@ -158,8 +159,9 @@ void warn_of_other_tokenizer(const checkpoint::Checkpoint& checkpoint, const mod
                              const ConsoleLog& log) {
   if (!checkpoint.has_tokenizer() || data.tokenizer_json.empty()) return;
   const std::string there = read_file(checkpoint.tokenizer_path());
-  const auto parsed = [](const std::string& text) { return nlohmann::json::parse(text, nullptr, false); };
-  if (there == data.tokenizer_json || parsed(there) == parsed(data.tokenizer_json)) return;
+  if (there == data.tokenizer_json || parse_json(there, checkpoint.tokenizer_path().string()) ==
+                                          parse_json(data.tokenizer_json, "data.train: tokenizer.json"))
+    return;
   log.warning("data.train was prepared with another tokenizer than that of " + checkpoint.path().string() +
               "; prepare it with --tokenizer " + checkpoint.tokenizer_path().string());
 }

@@ -75,6 +75,17 @@ TEST(JsonFields, only_one_whole_object_is_read) {
   for (const char* text : {"[]", "3", "null", "\"{}\""}) EXPECT_EQ(error(text), "f: must be a JSON object");
 }
 
+// Copying or printing 100,000 levels would overflow the stack.
+TEST(Json, nesting_has_a_limit) {
+  const auto nested = [](size_t levels) {
+    return R"({"a":"\"[[[[","b":)" + std::string(levels - 1, '[') + std::string(levels - 1, ']') + "}";
+  };
+  EXPECT_EQ(JsonFields(nested(kMaxJsonDepth), "f").dump(), nested(kMaxJsonDepth));
+  for (const size_t levels : {size_t{kMaxJsonDepth} + 1, size_t{100'000}})
+    EXPECT_EQ(error_of<DataError>([&] { (void)JsonFields(nested(levels), "f").dump(); }),
+              "f: JSON nested deeper than 100 levels");
+}
+
 TEST(Json, bytes_that_are_no_text_do_not_stop_a_dump) {
   EXPECT_EQ(dump_json({{"a", "\xff"}}), "{\"a\":\"\xef\xbf\xbd\"}");
   EXPECT_EQ(quote_json("\xff\n\u00fc"), "\"\xef\xbf\xbd\\n\u00fc\"");

@@ -27,7 +27,7 @@ constexpr double kLibraries = 1e-11;
 
 const nlohmann::json& golden() {
   static const nlohmann::json value =
-      parse_json(read_file(DTOPP_SOURCE_DIR "/tests/study/statistics_golden.json"));
+      parse_json(read_file(DTOPP_SOURCE_DIR "/tests/study/statistics_golden.json"), "statistics_golden.json");
   return value;
 }
 

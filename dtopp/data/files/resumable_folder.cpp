@@ -30,7 +30,7 @@ std::string describe(const JsonFields& source) {
 
 // Returns how the job `now` differs from the job that made a folder; "" if they agree. Names are ignored.
 std::string job_difference(const JsonFields& there, const JsonFields& now, const std::string& prefix) {
-  const nlohmann::json before = parse_json(there.dump()), after = parse_json(now.dump());
+  const nlohmann::json before = parse_json(there.dump(), "job"), after = parse_json(now.dump(), "job");
   nlohmann::json keys = before;
   keys.update(after);
   for (const auto& [key, unused] : keys.items()) {
@@ -124,7 +124,7 @@ std::optional<Manifest> ResumableFolder::begin() {
 }
 
 std::string ResumableFolder::with_job(ordered_json about) const {
-  about["job"] = parse_json(job_);
+  about["job"] = parse_json(job_, "job");
   return dump_json(about);
 }
 

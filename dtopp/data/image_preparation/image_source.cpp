@@ -100,7 +100,7 @@ int64_t parse_class_number(const std::string& text) {
 }
 
 int64_t parse_json_label(const std::string& text) {
-  const nlohmann::json value = parse_json(text);
+  const nlohmann::json value = parse_json(text, "its .json");
   if (!value.is_object()) throw DataError("its .json is not a JSON object");
   const auto label = value.find("label");
   if (label == value.end() || !label->is_number_integer()) return -1;
