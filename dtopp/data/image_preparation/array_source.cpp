@@ -60,6 +60,7 @@ class ArraySource : public ImageSource {
   void add_samples(TensorView samples) {
     if (samples.shape.size() != 4) fail("is not an array of samples [N, C, H, W]");
     count_ = samples.shape[0];
+    if (count_ > 0 && samples.bytes.empty()) fail("holds samples without numbers");
     samples_ = std::move(samples);
   }
 
