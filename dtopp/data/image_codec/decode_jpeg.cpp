@@ -14,9 +14,15 @@
 namespace dtopp::data {
 namespace {
 
-// A limit on decoding time: a small progressive file may hold thousands of scans, and each scan is a pass
-// over all pixels.
-constexpr int kMaxScans = 500;
+// Limits of decoding time: a small progressive file may hold thousands of scans, and each scan is a pass over
+// all pixels. Photographs have about ten.
+constexpr uint64_t kMaxScannedPixels = 1'000'000'000;
+constexpr uint64_t kMinScansAllowed = 16, kMaxScansAllowed = 500;
+
+int max_scans(const jpeg_decompress_struct& info) {
+  const uint64_t pixels = uint64_t{info.image_height} * info.image_width;
+  return static_cast<int>(std::clamp(kMaxScannedPixels / pixels, kMinScansAllowed, kMaxScansAllowed));
+}
 
 // The state of libjpeg and of this decoder, in one object that outlives a longjmp out of the library.
 struct JpegReader {
@@ -50,8 +56,8 @@ void on_message(j_common_ptr info, int level) {
 
 void on_progress(j_common_ptr info) {
   auto& reader = *static_cast<JpegReader*>(info->client_data);
-  if (reader.info.input_scan_number <= kMaxScans) return;
-  std::snprintf(reader.message, sizeof(reader.message), "more than %d scans", kMaxScans);
+  if (reader.info.input_scan_number <= max_scans(reader.info)) return;
+  std::snprintf(reader.message, sizeof(reader.message), "more than %d scans", max_scans(reader.info));
   fail_jpeg(reader);
 }
 

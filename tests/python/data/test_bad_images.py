@@ -41,17 +41,18 @@ def webp_claiming(width, height):
     return bytes(file)
 
 
-def jpeg_of_many_scans():
-    """A valid progressive JPEG of one grey block, with a separate scan for each bit of each coefficient."""
+def jpeg_of_scans(scans, side=8):
+    """A valid progressive JPEG of a grey square, with a separate scan for each bit of each coefficient."""
     def segment(marker, data):
         return bytes([0xFF, marker]) + struct.pack(">H", len(data) + 2) + bytes(data)
     one_symbol = [1] + 15 * [0] + [0]  # a Huffman table: the code 0 means 0
-    file = b"\xff\xd8" + segment(0xDB, [0] + 64 * [1]) + segment(0xC2, [8, 0, 8, 0, 8, 1, 1, 0x11, 0])
+    file = b"\xff\xd8" + segment(0xDB, [0] + 64 * [1]) + segment(0xC2, [8, *struct.pack(">HH", side, side), 1, 1, 0x11, 0])
     file += segment(0xC4, [0x00] + one_symbol) + segment(0xC4, [0x10] + one_symbol)
-    for coefficient in range(64):
-        for low in range(13, -1, -1):
-            high = 0 if low == 13 else low + 1
-            file += segment(0xDA, [1, 1, 0, coefficient, coefficient, high << 4 | low]) + b"\x7f"
+    zeros = b"\x7f" if side == 8 else bytes((side // 8) ** 2 // 8)  # a bit per block
+    for scan in range(scans):
+        coefficient, low = scan // 14, 13 - scan % 14
+        high = 0 if low == 13 else low + 1
+        file += segment(0xDA, [1, 1, 0, coefficient, coefficient, high << 4 | low]) + zeros
     return file + b"\xff\xd9"
 
 
@@ -81,7 +82,7 @@ BAD = {
     "wide.png": png_claiming(2**31 - 1, 1),
     "bomb.jpg": jpeg_claiming(65000, 65000),
     "bomb.webp": webp_claiming(2**24, 2**7),
-    "scans.jpg": jpeg_of_many_scans(),
+    "scans.jpg": jpeg_of_scans(64 * 14),
     "short.png": png_claiming(32, 33),
 }
 
@@ -92,6 +93,12 @@ def test_a_bad_picture_is_named_and_ends_with_3(dtopp_binary, tmp_path, name):
     started = time.time()
     prepare(dtopp_binary, [source], tmp_path / "out", status=3, names=[f"a.tar: x/{name}: ", "--max-bad"])
     assert time.time() - started < 20
+
+
+def test_a_large_jpeg_may_have_fewer_scans(dtopp_binary, tmp_path):
+    for scans, status, names in [(50, 0, ()), (100, 3, "more than 59 scans")]:  # 10^9 / 4096^2
+        source = write_tar(tmp_path / f"{scans}.tar", {"x/0.jpg": jpeg_of_scans(scans, 4096)})
+        prepare(dtopp_binary, [source], tmp_path / f"{scans}", "--size", 16, status=status, names=names)
 
 
 def test_bad_pictures_are_left_out_up_to_max_bad(dtopp_binary, tmp_path):
