@@ -33,20 +33,23 @@ inline void close_checked(int descriptor, const std::filesystem::path& path) {
 }
 
 // An open descriptor that the destructor closes. `action` describes the purpose in the error message if
-// open() fails. `path` must outlive the object.
+// open() fails.
 class Descriptor {
  public:
-  Descriptor(const std::filesystem::path& path, int flags, const std::string& action)
-      : path_(path), value_(retry([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); })) {
-    if (value_ < 0) throw file_error(action, path, errno);
+  Descriptor(std::filesystem::path path, int flags, const std::string& action)
+      : path_(std::move(path)),
+        value_(retry([&] { return ::open(path_.c_str(), flags | O_CLOEXEC, 0666); })) {
+    if (value_ < 0) throw file_error(action, path_, errno);
   }
   ~Descriptor() {
     if (value_ >= 0) ::close(value_);
   }
+  Descriptor(Descriptor&& other) noexcept : path_(std::move(other.path_)), value_(other.release()) {}
+  Descriptor& operator=(Descriptor&&) = delete;
   Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
 
   int get() const { return value_; }
+  const std::filesystem::path& path() const { return path_; }
   int release() { return std::exchange(value_, -1); }
 
   struct stat status() const {
@@ -71,8 +74,17 @@ class Descriptor {
   }
 
  private:
-  const std::filesystem::path& path_;
+  std::filesystem::path path_;
   int value_;
 };
+
+// Opens a file for reading. Throws DataError if it is not a regular file. O_NONBLOCK: opening a named pipe
+// must not wait for a writer.
+inline Descriptor open_regular(const std::filesystem::path& path) {
+  Descriptor descriptor(path, O_RDONLY | O_NONBLOCK, "open");
+  if (!S_ISREG(descriptor.status().st_mode))
+    throw DataError(path.string() + ": not a regular file; check the path");
+  return descriptor;
+}
 
 }  // namespace dtopp

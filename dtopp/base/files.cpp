@@ -80,15 +80,14 @@ DataError file_error(const std::string& action, const fs::path& path, int error_
 }
 
 std::string read_file(const fs::path& path, uint64_t limit) {
-  Descriptor descriptor(path, O_RDONLY, "open");
-  const auto status = descriptor.status();
-  if (S_ISDIR(status.st_mode)) throw file_error("read", path, EISDIR);
+  const Descriptor descriptor = open_regular(path);
+  const auto size = static_cast<uint64_t>(descriptor.status().st_size);
   const auto too_large = [&] {
     return DataError(path.string() + ": larger than the " + std::to_string(limit) + " bytes allowed here");
   };
-  if (S_ISREG(status.st_mode) && static_cast<uint64_t>(status.st_size) > limit) throw too_large();
+  if (size > limit) throw too_large();
   std::string text;
-  if (S_ISREG(status.st_mode)) text.reserve(status.st_size);
+  text.reserve(size);
   auto chunk = descriptor.make_buffer();
   for (;;) {
     const auto count = descriptor.read(chunk.data(), chunk.size());
@@ -210,11 +209,8 @@ void write_file_atomically(const fs::path& path, std::string_view bytes) {
 }
 
 MappedFile::MappedFile(const fs::path& path) : path_(path) {
-  // O_NONBLOCK: opening a named pipe must not wait for a writer.
-  Descriptor descriptor(path_, O_RDONLY | O_NONBLOCK, "open");
-  const auto status = descriptor.status();
-  if (!S_ISREG(status.st_mode)) throw DataError(path_.string() + ": not a regular file; check the path");
-  size_ = status.st_size;
+  const Descriptor descriptor = open_regular(path_);
+  size_ = descriptor.status().st_size;
   if (size_ == 0) return;  // mmap rejects empty maps
   void* const data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor.get(), 0);
   if (data == MAP_FAILED) throw file_error("map", path_, errno);

@@ -21,7 +21,8 @@ class Hasher;
 // Builds the error of a failed system call: the path, the action, the system's reason and a remedy.
 DataError file_error(const std::string& action, const std::filesystem::path& path, int error_number);
 
-// Reads the whole file. Throws DataError if it is missing, unreadable or larger than `limit` bytes.
+// Reads the whole file. Throws DataError if it is missing, unreadable, not a regular file or larger than
+// `limit` bytes.
 std::string read_file(const std::filesystem::path& path, uint64_t limit = uint64_t{1} << 32);
 
 // A file that is being written. Every call checks the system's result and throws a DataError with path and

@@ -51,7 +51,7 @@ std::string hash_bytes(std::span<const std::byte> bytes) {
 
 // Reads instead of mapping: if the device fails, read() returns an error, whereas a map raises SIGBUS.
 std::string hash_file(const std::filesystem::path& path) {
-  const Descriptor descriptor(path, O_RDONLY, "open");
+  const Descriptor descriptor = open_regular(path);
   Hasher hasher;
   auto chunk = descriptor.make_buffer();
   while (const size_t count = descriptor.read(chunk.data(), chunk.size()))

@@ -101,14 +101,14 @@ TEST(ReadFile, gives_the_whole_file_up_to_the_limit) {
 }
 
 TEST(ReadFile, stops_at_the_limit_where_the_size_is_not_known) {
-  EXPECT_THAT(error_of<DataError>([] { read_file("/dev/zero", 1000); }),
-              HasSubstr("larger than the 1000 bytes"));
+  if (!fs::exists("/proc/self/maps")) GTEST_SKIP() << "no /proc, whose files have the size 0";
+  EXPECT_THAT(error_of<DataError>([] { read_file("/proc/self/maps", 10); }),
+              HasSubstr("larger than the 10 bytes"));
 }
 
 TEST(ReadFile, reports_what_cannot_be_read) {
   ScratchDirectory scratch;
   EXPECT_THAT(error_of<DataError>([&] { read_file(scratch / "absent"); }), HasSubstr("No such file"));
-  EXPECT_THAT(error_of<DataError>([&] { read_file(scratch.path()); }), HasSubstr("Is a directory"));
 }
 
 TEST(WriteFileAtomically, replaces_the_file_and_leaves_nothing_else) {
@@ -223,12 +223,20 @@ TEST(MappedFile, shows_the_bytes_of_the_file) {
   }
 }
 
-TEST(MappedFile, refuses_what_is_no_regular_file_without_waiting_for_it) {
+TEST(MappedFile, reports_what_cannot_be_read) {
+  ScratchDirectory scratch;
+  EXPECT_THAT(error_of<DataError>([&] { MappedFile{scratch / "absent"}; }), HasSubstr("No such file"));
+}
+
+TEST(Readers, refuse_what_is_no_regular_file_without_waiting_for_it) {
   ScratchDirectory scratch;
   ASSERT_EQ(::mkfifo((scratch / "pipe").c_str(), 0600), 0);
-  for (const auto& path : {scratch / "pipe", scratch.path(), fs::path("/dev/zero")})
-    EXPECT_THAT(error_of<DataError>([&] { MappedFile{path}; }), HasSubstr("not a regular file"));
-  EXPECT_THAT(error_of<DataError>([&] { MappedFile{scratch / "absent"}; }), HasSubstr("No such file"));
+  for (const auto& path : {scratch / "pipe", scratch.path(), fs::path("/dev/zero")}) {
+    const std::string message = path.string() + ": not a regular file; check the path";
+    EXPECT_EQ(error_of<DataError>([&] { read_file(path); }), message);
+    EXPECT_EQ(error_of<DataError>([&] { hash_file(path); }), message);
+    EXPECT_EQ(error_of<DataError>([&] { MappedFile{path}; }), message);
+  }
 }
 
 // R11: two processes never write one run directory.

@@ -46,7 +46,7 @@ TEST(Prompts, are_the_lines_of_a_file_that_hold_something) {
   write_file_atomically(scratch / "prompts", "\n\n");
   EXPECT_THAT(error_of<DataError>([&] { read_prompts(scratch / "prompts"); }), HasSubstr("holds no prompt"));
   EXPECT_THAT(error_of<DataError>([&] { read_prompts(scratch / "absent"); }), HasSubstr("No such file"));
-  EXPECT_THAT(error_of<DataError>([&] { read_prompts(scratch.path()); }), HasSubstr("Is a directory"));
+  EXPECT_THAT(error_of<DataError>([&] { read_prompts(scratch.path()); }), HasSubstr("not a regular file"));
 }
 
 TEST(Prompts, leave_room_for_what_is_asked_for_or_what_the_model_can) {

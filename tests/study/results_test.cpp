@@ -74,7 +74,9 @@ class StudyTable : public StudyFiles {
     throw std::out_of_range("no such run");
   }
   StudyResults results() const { return {values_, make_rows(study_, runs_, records_, values_)}; }
-  nlohmann::json json() const { return parse_json(study_json(study_, runs_, records_, results()), "study.json"); }
+  nlohmann::json json() const {
+    return parse_json(study_json(study_, runs_, records_, results()), "study.json");
+  }
 
   Study study_;
   std::vector<StudyRun> runs_;

@@ -4,7 +4,6 @@
 #include <array>
 #include <utility>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/data/text/unicode.h"
@@ -28,9 +27,6 @@ size_t ending_of(std::string_view name) {
 std::string RawMember::load() && {
   if (path.empty()) return std::move(bytes);
   try {
-    // O_NONBLOCK: opening a pipe without a writer must not block.
-    const Descriptor file(path, O_RDONLY | O_NONBLOCK, "open");
-    if (!S_ISREG(file.status().st_mode)) throw DataError("is not a regular file");
     return read_file(path, kMaxMemberBytes);
   } catch (const DataError& error) {
     const std::string message = error.what(), prefix = path.string() + ": ";

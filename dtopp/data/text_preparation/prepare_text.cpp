@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
@@ -32,7 +33,7 @@ PrepareTextOptions checked(PrepareTextOptions options) {
       throw UsageError(path.string() +
                        ": Parquet is not supported; convert it: python scripts/parquet_to_jsonl.py " +
                        path.string() + " --output FILE.jsonl.zst");
-    const MappedFile readable(path);  // fails early if any file cannot be opened, before one is read in full
+    open_regular(path);  // fails early if any file cannot be opened, before one is read in full
   }
   if (options.split_on.empty()) return options;
   if (std::ranges::all_of(options.inputs, is_json_lines))
