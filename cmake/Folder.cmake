@@ -23,6 +23,11 @@ function(dtopp_library name)
     dtopp_compile_fast(${target})
   endif()
   set_property(GLOBAL PROPERTY DTOPP_LIBRARY ${target})
+  set(unit_bytes 40000)
+  if(arg_TORCH AND NOT arg_OPTIMIZE)
+    set(unit_bytes 64000)
+  endif()
+  set_property(GLOBAL PROPERTY DTOPP_UNIT_BYTES ${unit_bytes})
 endfunction()
 
 # dtopp_folder(FOLDER [DEPENDS folder...] [LINK library...] [LINK_PRIVATE library...])
@@ -39,7 +44,8 @@ function(dtopp_folder folder)
   file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/dtopp/${folder}/*.cpp")
   list(FILTER sources EXCLUDE REGEX "_cuda\\.cpp$")
   target_sources(${target} PRIVATE ${sources})
-  dtopp_compile_together(${target} ${sources})
+  get_property(unit_bytes GLOBAL PROPERTY DTOPP_UNIT_BYTES)
+  dtopp_compile_together(${target} ${unit_bytes} ${sources})
   foreach(dependency ${arg_DEPENDS})
     get_property(library GLOBAL PROPERTY DTOPP_LIBRARY_OF_${dependency})
     if(NOT library STREQUAL target)
@@ -49,14 +55,18 @@ function(dtopp_folder folder)
   target_link_libraries(${target} PUBLIC ${arg_LINK} PRIVATE ${arg_LINK_PRIVATE})
 endfunction()
 
-# Compiles the sources in units of about DTOPP_UNIT_BYTES, across folders: each unit spends seconds on headers.
-function(dtopp_compile_together target)
+# Compiles the sources in units of about UNIT_BYTES, across folders. A unit with torch's headers spends three
+# seconds on them, so these units are larger. Smaller units keep all cores busy to the end.
+function(dtopp_compile_together target unit_bytes)
   set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
   get_property(bytes GLOBAL PROPERTY DTOPP_BYTES_${target})
+  if(NOT bytes)
+    set(bytes 0)
+  endif()
   foreach(source ${ARGN})
     file(SIZE "${source}" size)
-    math(EXPR bytes "0${bytes} + ${size}")
-    math(EXPR unit "${bytes} / ${DTOPP_UNIT_BYTES}")
+    math(EXPR bytes "${bytes} + ${size}")
+    math(EXPR unit "${bytes} / ${unit_bytes}")
     set_source_files_properties("${source}" PROPERTIES UNITY_GROUP ${unit})
   endforeach()
   set_property(GLOBAL PROPERTY DTOPP_BYTES_${target} ${bytes})
@@ -75,15 +85,18 @@ function(dtopp_use_torch_header target)
     $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fPIC>)
 endfunction()
 
-# The same for the headers that most folders without torch include.
+# The same for the headers that most folders without torch include. The target that compiles them has no
+# definitions, because those of a precompiled header must be equal wherever it is used.
 function(dtopp_use_standard_header target)
-  if(target STREQUAL "dtopp_base")
-    target_precompile_headers(dtopp_base PRIVATE <algorithm> <array> <charconv> <chrono> <cmath> <cstdint>
+  if(NOT TARGET dtopp_standard_header)
+    file(WRITE "${CMAKE_BINARY_DIR}/standard_header.cpp" "")
+    add_library(dtopp_standard_header OBJECT "${CMAKE_BINARY_DIR}/standard_header.cpp")
+    target_link_libraries(dtopp_standard_header PRIVATE nlohmann_json::nlohmann_json)
+    target_precompile_headers(dtopp_standard_header PRIVATE <algorithm> <array> <charconv> <chrono> <cmath> <cstdint>
       <filesystem> <fstream> <functional> <map> <memory> <optional> <set> <span> <sstream> <string> <string_view>
       <thread> <unordered_map> <vector> <nlohmann/json.hpp>)
-  else()
-    target_precompile_headers(${target} REUSE_FROM dtopp_base)
   endif()
+  target_precompile_headers(${target} REUSE_FROM dtopp_standard_header)
 endfunction()
 
 function(dtopp_compile_fast target)

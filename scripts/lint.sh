@@ -25,7 +25,7 @@ case ${1:-check} in
     known() { grep -qF "$PWD/$1\"" build/tidy/compile_commands.json; }
     [ ${#files[@]} -gt 0 ] || mapfile -t files < <(git ls-files -- 'dtopp/*.cpp' 'cli/*.cpp' | while read -r file; do ! known "$file" || echo "$file"; done)
     # Removes gcc's own options, including its precompiled header, which clang does not accept.
-    sed -i -E 's/-fpch-preprocess//g; s/-Wno-restrict//g; s/-Wno-subobject-linkage//g; s/-Winvalid-pch//g; s/-include [^ ]*cmake_pch\.hxx//g' \
+    sed -i -E 's/-fpch-preprocess//g; s/-Wno-(restrict|stringop-overflow)//g; s/--param=ggc[^ ]*//g; s/-Wno-subobject-linkage//g; s/-Winvalid-pch//g; s/-include [^ ]*cmake_pch\.hxx//g' \
       build/tidy/compile_commands.json
     printf '%s\n' "${files[@]}" | xargs -P "$(nproc)" -n 1 clang-tidy -p build/tidy --quiet ;;
   *) echo "usage: lint.sh format|check|tidy [FILE…]" >&2; exit 2 ;;
