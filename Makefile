@@ -4,14 +4,12 @@ BUILD  := build/$(PRESET)
 JOBS   ?= $(shell nproc)
 TOKENIZER := assets/tokenizer/english-8k.tokenizer.json
 
-.PHONY: help quickstart quickstart-images check test test-gpu bench-gpu nightly build wheel release lab-data bench docs pictures format tidy clean
+.PHONY: help quickstart quickstart-images check test test-gpu bench-gpu nightly build wheel release lab-data speedrun bench docs pictures format tidy clean
 
 help:  ## print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart:  ## install missing packages, build, prepare the sample text, train a small DTop-p model
-	@scripts/setup.sh build
-	@$(MAKE) --no-print-directory .build-dtopp
 	@scripts/quickstart.sh $(BUILD)/bin/dtopp
 
 quickstart-images:  ## the same for pictures: draw digits, train a small DTop-p diffusion transformer, sample from it
@@ -60,6 +58,17 @@ nightly:  ## run every case of the suite, kernels under sanitizers, clang-tidy, 
 lab-data:  ## prepare the novels of configs/lab.yaml, after make build
 	@$(BUILD)/bin/dtopp prepare text assets/text/lab-train.jsonl.zst --tokenizer $(TOKENIZER) --output data/lab/train
 	@$(BUILD)/bin/dtopp prepare text assets/text/lab-validation.jsonl.zst --tokenizer $(TOKENIZER) --output data/lab/validation
+
+.PHONY: .quickstart-data
+.quickstart-data:
+	@for part in train validation; do $(BUILD)/bin/dtopp prepare text assets/text/novels-$$part.jsonl.zst \
+	  --tokenizer assets/tokenizer/english-4k.tokenizer.json --output data/quickstart/$$part || exit; done
+
+speedrun:  ## run the race of docs/speedrun.md: the quick start's model and a dense one, five seeds each
+	@scripts/setup.sh build
+	@$(MAKE) --no-print-directory .build-dtopp
+	@$(MAKE) --no-print-directory .quickstart-data
+	@$(BUILD)/bin/dtopp study configs/studies/quickstart/speedrun.yaml
 
 bench:  ## run the benchmarks that compare with other software, one JSON line per case
 	@scripts/setup.sh test

@@ -42,8 +42,10 @@ if [ ${#missing[@]} -gt 0 ]; then
   fi
   echo "installing Debian packages: ${missing[*]}" >&2
   log=$(mktemp)
+  # A dot per message of apt shows that it is at work.
   if ! { "${as_root[@]}" apt-get update -qq &&
-         "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+         "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"; } 2>&1 |
+       tee "$log" | awk '/^(Get|Unpacking|Setting up)/ {printf "."; fflush()} END {print ""}' >&2; then
     tail -n 5 "$log" >&2
     echo "dtopp could not install Debian packages (full log: $log); as root run: apt-get install -y ${missing[*]}" >&2
     exit 1
@@ -70,7 +72,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     "${pip[@]}" "torch==$torch_version"
   elif ! .venv/bin/python -c 'import importlib.metadata as m; assert m.version("torch").split("+")[0] == "'$torch_version'"' 2>/dev/null; then
     echo "installing libtorch $torch_version (half a minute)" >&2
-    "${pip[@]}" --no-deps "torch==$torch_version" 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cupti==13.0.*'
+    .venv/bin/python -m pip install --disable-pip-version-check --no-deps "torch==$torch_version" 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cupti==13.0.*'
   fi
   if [ "$mode" = images ]; then "${pip[@]}" -r scripts/requirements.txt; fi
   if [ "$mode" = wheel ]; then "${pip[@]}" -r scripts/requirements-wheel.txt; fi
