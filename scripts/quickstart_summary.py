@@ -1,7 +1,6 @@
-"""Prints a summary of a run. Usage: quickstart_summary.py RUN UNTRAINED.json PROGRAM
+"""Prints a summary of a run. Usage: quickstart_summary.py RUN PROGRAM
 
-UNTRAINED.json and RUN/held-out.json are results of `dtopp evaluate text --by-document` on the quick start's
-validation text, before and after training."""
+RUN/held-out.json is the result of `dtopp evaluate text --by-document` on the quick start's validation text."""
 
 import array
 import gzip
@@ -27,7 +26,7 @@ def read_text(program):
 
 
 def main():
-    run, untrained, program = pathlib.Path(sys.argv[1]), json.loads(pathlib.Path(sys.argv[2]).read_text()), sys.argv[3]
+    run, program = pathlib.Path(sys.argv[1]), sys.argv[2]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     validation = [line for line in lines if "val/loss" in line]
     steps = [line for line in lines if "train/loss" in line]
@@ -38,7 +37,8 @@ def main():
     mean = sum(line["moe/active_experts"] for line in late) / len(late)
     trained = json.loads((run / "held-out.json").read_text())
     text = read_text(program)
-    assert len(text) == trained["bytes"] == untrained["bytes"]
+    assert len(text) == trained["bytes"]
+    bits_per_nat = trained["tokens"] / trained["bytes"] / math.log(2)  # per byte of text, and nat per token
     compressed = 8 * len(gzip.compress(text, 9)) / len(text)
 
     print(f"""
@@ -48,7 +48,7 @@ Results of this run after {last['tokens']:,} tokens of public-domain novels:
   active experts      {mean:.3f} per token over the second half of training, target {target} \
 (threshold p = {steps[-1]['moe/threshold']:.3f})
   held-out books      {trained['bits_per_byte']:.3f} bits per byte (gzip -9: {compressed:.3f}; before training: \
-{untrained['bits_per_byte']:.3f})
+{bits_per_nat * first['val/loss']:.3f})
   speed               {sorted(line['throughput/tokens_per_second'] for line in steps)[len(steps) // 2]:,.0f} tokens per second
 Report:               {run / 'report.html'} (opens in any browser)
 Files:
