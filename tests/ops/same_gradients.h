@@ -20,7 +20,15 @@ inline void expect_same_gradients(const at::Tensor& y, const at::Tensor& expecte
   const at::Tensor grad = at::randn(y.sizes()).to(y.scalar_type());
   y.backward(grad);
   expected.backward(grad.to(at::kDouble));
-  for (size_t i = 0; i < in.size(); ++i) EXPECT_LT(reference::error(in[i].grad(), exact[i].grad()), bound);
+  for (size_t i = 0; i < in.size(); ++i) {
+    const at::Tensor actual = in[i].grad(), want = exact[i].grad();
+    if (want.numel() > 0 && !want.any().item<bool>()) {
+      // The terms of this gradient cancel, as for attention with one token. Their rounding errors remain.
+      EXPECT_LT(actual.abs().max().item<double>(), bound * grad.abs().max().item<double>());
+    } else {
+      EXPECT_LT(reference::error(actual, want), bound);
+    }
+  }
 }
 
 }  // namespace dtopp::ops

@@ -47,9 +47,10 @@ void expect_attention(const AttentionCase& test, at::ScalarType dtype, bool caus
 TEST(SelfAttention, matches_double_precision_and_where_causal_sees_no_later_token) {
   at::manual_seed(5);
   // In bf16, hardware kernels also round the probabilities, and the backward pass reads the rounded result.
+  // Larger scores have larger rounding errors, which softmax turns into relative errors.
   for (const AttentionCase& test : kCases) {
     for (const bool causal : {true, false}) {
-      expect_attention(test, at::kFloat, causal, 1e-5);
+      expect_attention(test, at::kFloat, causal, 1e-5 * test.deviation);
       expect_attention(test, at::kBFloat16, causal, 1.0 / 64);
     }
   }
