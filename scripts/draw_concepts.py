@@ -77,7 +77,7 @@ def draw_token(drawing, left, title, sharpness, p, experts=12):
 
 def draw_routing():
     drawing = Drawing(680, 304)
-    draw_token(drawing, 20, "A token with a clear favourite", 1.4, 0.6)
+    draw_token(drawing, 20, "A token with a clear favorite", 1.4, 0.6)
     draw_token(drawing, 360, "A token without one", 0.16, 0.6)
     drawing.save("routing.svg")
 
