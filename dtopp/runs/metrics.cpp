@@ -94,12 +94,13 @@ std::string to_json(const MetricRecord& record) {
 
 MetricsWriter::MetricsWriter(const fs::path& directory, int64_t resume_step, bool tensorboard,
                              std::optional<int64_t> last_validation)
-    : path_(directory / "metrics.jsonl") {
+    : path_(directory / kMetricsFile) {
   drop_lines_past(path_, resume_step, last_validation.value_or(resume_step));
   errno = 0;
   file_.open(path_, std::ios::binary | std::ios::app);
   if (!file_) throw file_error("open", path_, errno);
   if (tensorboard) events_ = std::make_unique<EventFile>(directory, resume_step + 1);
+  sync_directory(directory);
 }
 
 MetricsWriter::~MetricsWriter() = default;

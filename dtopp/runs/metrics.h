@@ -13,6 +13,8 @@
 
 namespace dtopp::runs {
 
+inline constexpr char kMetricsFile[] = "metrics.jsonl";
+
 // One line of metrics.jsonl, with keys in this order. Doubles are printed as the shortest text that reads
 // back exactly, whole numbers without a point, NaN and infinities as null.
 struct MetricRecord {
@@ -52,6 +54,8 @@ class MetricsWriter {
   // A `resume_step` of -1 keeps nothing, not even a validation before the first step. `last_validation` is
   // the newest step whose validation the resumed state has recorded (default: resume_step). A later
   // validation is repeated, so its line is dropped too.
+  //
+  // The names of new files survive a power loss.
   //
   // Throws:        DataError if the file cannot be written
   MetricsWriter(const std::filesystem::path& directory, int64_t resume_step, bool tensorboard,

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <string>
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <sys/syscall.h>
@@ -175,6 +176,17 @@ int openat64(int directory, const char* path, int flags, ...) {
   const mode_t mode = mode_argument(flags, arguments);
   va_end(arguments);
   return open_at(directory, path, flags, mode);
+}
+
+// std::ofstream opens its files with this function. No fault is injected here.
+FILE* fopen64(const char* path, const char* mode) {
+  static const auto next =
+      reinterpret_cast<FILE* (*)(const char*, const char*)>(::dlsym(RTLD_NEXT, "fopen64"));
+  FILE* const file = next(path, mode);
+  const auto full = path_at(AT_FDCWD, path);
+  if (file && mode[0] != 'r' && is_watched(full))
+    record("open\t" + std::to_string(::fileno(file)) + "\t1\t" + (mode[0] == 'w' ? "1" : "0") + "\t" + full);
+  return file;
 }
 
 ssize_t write(int descriptor, const void* data, size_t size) {

@@ -196,6 +196,26 @@ def test_what_a_run_has_said_is_durable_before_its_checkpoint(tmp_path):
     assert checkpoints >= 4
 
 
+def test_a_resumed_run_syncs_the_name_of_its_event_file(tmp_path):
+    config, run, log = tiny_run.make(tmp_path), tmp_path / "run", tmp_path / "log"
+    assert tiny_run.dtopp("train", config).returncode == 0
+    shutil.rmtree(run / "checkpoints/step-00000012")
+    environment = os.environ | {"LD_PRELOAD": str(SHIM), "FAULT_ROOT": str(run), "FAULT_LOG": str(log)}
+    done = tiny_run.dtopp("train", config, env=environment)
+    assert done.returncode == 0, done.stderr
+    opened, created, synced, checkpoints = {}, False, False, 0
+    for call, *arguments in (line.split("\t") for line in log.read_text().splitlines()):
+        if call == "open":
+            opened[arguments[0]] = Path(arguments[3])
+            created = created or "events.out" in arguments[3]
+        elif call == "fsync":
+            synced = synced or created and opened[arguments[0]] == run
+        elif call in {"rename", "exchange"} and "/checkpoints/step-" in arguments[1]:
+            assert created and synced, arguments
+            checkpoints += 1
+    assert checkpoints == 1
+
+
 def test_killed_at_random_moments(tmp_path):
     """On a real file system, one run directory is killed and resumed 100 times."""
     generator = random.Random(1)
