@@ -42,7 +42,7 @@ void evaluate_images(const ImagesOptions& options, distributed::Collectives& ran
   eval::DiffusionEvaluation evaluation;
   const auto all = static_cast<int64_t>(data.validation_samples);
   evaluation.images = options.limit > 0 ? std::min(options.limit, all) : all;
-  require_same_work(options, checkpoint, {{"images", evaluation.images}, {"hash", data.content_hashes}},
+  require_same_work(options, checkpoint, {{"images", evaluation.images}, {"hash", data.validation_hashes}},
                     ranks);
   const std::filesystem::path file =
       output_file(options, "images", evaluated_model(options, checkpoint, {}), ranks);

@@ -153,6 +153,8 @@ def train(program, folder, run, layout, pairs, old):
                 raise CannotRun(f"{path}: {name} is in another file too")
             found[prefix + name] = value
     for name, value in json.loads((checkpoint / "state.json").read_text()).items():
+        if name == "training_data":
+            continue  # hashes of the input
         values = value if isinstance(value, list) else [value]
         kind, code = ("F64", "d") if any(isinstance(number, float) for number in values) else ("I64", "q")
         found[f"state/{name}"] = digest(kind, struct.pack(f"<{len(values)}{code}", *values))

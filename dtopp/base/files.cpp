@@ -74,9 +74,14 @@ void refuse_what_is_no_file(const fs::path& path) {
 
 }  // namespace
 
-DataError file_error(const std::string& action, const fs::path& path, int error_number) {
-  return DataError(path.string() + ": cannot " + action + ": " +
-                   std::generic_category().message(error_number) + "; " + remedy(error_number));
+bool FileError::is_missing() const {
+  return error_number == ENOENT || error_number == ENOTDIR || error_number == EISDIR || error_number == ELOOP;
+}
+
+FileError file_error(const std::string& action, const fs::path& path, int error_number) {
+  return {path.string() + ": cannot " + action + ": " + std::generic_category().message(error_number) + "; " +
+              remedy(error_number),
+          error_number};
 }
 
 std::string read_file(const fs::path& path, uint64_t limit) {

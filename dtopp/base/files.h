@@ -18,8 +18,17 @@ namespace dtopp {
 
 class Hasher;
 
-// Builds the error of a failed system call: the path, the action, the system's reason and a remedy.
-DataError file_error(const std::string& action, const std::filesystem::path& path, int error_number);
+// The error of a failed system call.
+struct FileError : DataError {
+  FileError(const std::string& message, int error_number) : DataError(message), error_number(error_number) {}
+  // True if the path leads to no file. Any other failure (EACCES, EIO, EMFILE, …) may pass: it tells nothing
+  // about the file's content.
+  bool is_missing() const;
+  int error_number;
+};
+
+// Builds such an error: the path, the action, the system's reason and a remedy.
+FileError file_error(const std::string& action, const std::filesystem::path& path, int error_number);
 
 // Reads the whole file. Throws DataError if it is missing, unreadable, not a regular file or larger than
 // `limit` bytes.

@@ -96,7 +96,7 @@ void verify_sizes(const fs::path& directory, const ManifestFiles& files) {
   for (const auto& [name, entry] : files) {
     std::error_code error;
     const auto size = fs::file_size(directory / name, error);
-    if (error) fail(directory / name, error.message());
+    if (error) throw file_error("read its size", directory / name, error.value());
     if (size != entry.size)
       fail(directory / name, "damaged: has " + std::to_string(size) + " bytes, " +
                                  std::to_string(entry.size) + " were written");

@@ -106,6 +106,7 @@ Checkpoint::Checkpoint(const fs::path& path, CheckpointUse use, const VerifyFile
   check_is_checkpoint(path);
   try {
     ManifestFiles manifest = read_manifest(path, kCheckpointFormat).files;
+    hash_ = hash_of(manifest);
     if (use == CheckpointUse::kTraining) require_optimizer(path, manifest);
     keep_files_for(use, manifest);
     verify(path, manifest);
@@ -119,6 +120,8 @@ Checkpoint::Checkpoint(const fs::path& path, CheckpointUse use, const VerifyFile
     if (manifest.contains(kRouterFile)) router_.emplace(path / kRouterFile);
     if (manifest.contains(kImagesFile)) images_json_ = read_file(path / kImagesFile, kMaxTextBytes);
   } catch (const DataError& error) {
+    const auto* system = dynamic_cast<const FileError*>(&error);
+    if (system && !system->is_missing()) throw UnreadableCheckpoint(error.what());
     throw CheckpointError(error.what() + std::string("; restore the file or use an earlier checkpoint"));
   }
 }

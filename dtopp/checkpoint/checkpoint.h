@@ -80,6 +80,11 @@ void keep_files_for(CheckpointUse use, ManifestFiles& files);
 // Compares a checkpoint's files with its manifest. Throws a DataError that names the first file that differs.
 using VerifyFiles = std::function<void(const std::filesystem::path& directory, const ManifestFiles& files)>;
 
+// A system call failed. The checkpoint may be intact, so no older one may replace it.
+struct UnreadableCheckpoint : CheckpointError {
+  using CheckpointError::CheckpointError;
+};
+
 // A verified checkpoint: the sizes and XXH3-128 checksums of all files that it reads match its manifest.
 // Files that the manifest does not list are ignored, with one exception: an unlisted tokenizer.json is an
 // error, because it would be used as the checkpoint's tokenizer.
@@ -87,12 +92,14 @@ using VerifyFiles = std::function<void(const std::filesystem::path& directory, c
 // The files stay mapped: returned spans are valid while this object exists.
 //
 // Throws:        UsageError if `path` is not a checkpoint; CheckpointError (file, cause) if it does not
-//                verify
+//                verify; UnreadableCheckpoint if it cannot be read
 class Checkpoint {
  public:
   explicit Checkpoint(const std::filesystem::path& path, CheckpointUse use = CheckpointUse::kTraining,
                       const VerifyFiles& verify = verify_content);
   const std::filesystem::path& path() const { return path_; }
+  // One checksum of all files that the manifest lists.
+  const std::string& hash() const { return hash_; }
   const TrainingState& state() const { return state_; }
   const std::string& config_yaml() const { return config_yaml_; }
   // The configuration of the run that wrote it. Throws UsageError (config.yaml, line, key) if this version of
@@ -116,6 +123,7 @@ class Checkpoint {
  private:
   std::filesystem::path path_;
   CheckpointUse use_;
+  std::string hash_;
   TrainingState state_;
   std::string config_yaml_, images_json_;
   bool has_tokenizer_ = false;

@@ -7,6 +7,7 @@
 
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
+#include "dtopp/base/path_kind.h"
 
 namespace dtopp::checkpoint {
 namespace {
@@ -42,9 +43,8 @@ std::vector<int64_t> list_checkpoint_steps(const fs::path& checkpoints) {
   std::vector<int64_t> steps;
   std::error_code error;
   for (fs::directory_iterator it(checkpoints, error), end; !error && it != end; it.increment(error)) {
-    std::error_code gone;
     const auto step = step_of(it->path().filename().string());
-    if (step && fs::is_directory(it->path(), gone)) steps.push_back(*step);
+    if (step && path_kind(it->path()) == PathKind::kDirectory) steps.push_back(*step);
   }
   if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
     throw file_error("list", checkpoints, error.value());

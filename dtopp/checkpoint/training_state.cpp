@@ -21,12 +21,14 @@ constexpr std::array<std::pair<const char*, int64_t TrainingState::*>, 7> kInteg
     {"consecutive_skips", &TrainingState::consecutive_skips},
     {"last_validation_step", &TrainingState::last_validation_step},
 }};
+constexpr char kTrainingData[] = "training_data";
 
 }  // namespace
 
 std::string format_training_state(const TrainingState& state) {
   nlohmann::ordered_json object;
   for (const auto& [key, member] : kIntegers) object[key] = state.*member;
+  object[kTrainingData] = state.training_data;
   return dump_json(object, 2) + "\n";
 }
 
@@ -38,6 +40,7 @@ TrainingState parse_training_state(const std::string& text, const std::string& w
         member == &TrainingState::seed || member == &TrainingState::last_validation_step;
     state.*member = fields.integer(key, may_be_negative ? std::numeric_limits<int64_t>::min() : 0);
   }
+  if (fields.has(kTrainingData)) state.training_data = fields.texts(kTrainingData);
   return state;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace dtopp::checkpoint {
 
@@ -15,6 +16,8 @@ struct TrainingState {
   int64_t skipped_steps = 0;          // non-finite steps so far
   int64_t consecutive_skips = 0;      // non-finite steps in a row, up to the current one
   int64_t last_validation_step = -1;  // newest step whose validation is recorded; -1: none
+  // A hash of the content of each source in data.train; empty if it was not recorded.
+  std::vector<std::string> training_data{};
 
   bool operator==(const TrainingState&) const = default;
 };

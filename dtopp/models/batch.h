@@ -39,7 +39,7 @@ struct TrainingData {
   std::string tokenizer_json;  // stored in checkpoints, like images_json; empty if the data has none
   std::string images_json{};
   // The name of each source and a hash of its content. The hash does not depend on the location.
-  std::vector<std::pair<std::string, std::string>> content_hashes;
+  std::vector<std::pair<std::string, std::string>> training_hashes, validation_hashes;
   std::shared_ptr<const Dataset> training;      // in the training order
   std::shared_ptr<const MixedSources> sources;  // null if sources have no weights
   uint64_t validation_samples = 0;

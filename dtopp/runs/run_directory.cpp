@@ -5,8 +5,11 @@
 #include "dtopp/base/atomic_directory.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/json_fields.h"
+#include "dtopp/base/manifest.h"
 #include "dtopp/base/path_kind.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/runs/metrics.h"
 
 namespace dtopp::runs {
 
@@ -22,19 +25,48 @@ fs::path first_missing(fs::path path) {
   return missing;
 }
 
+// Without a checkpoint, nothing but the paths tells the data apart.
 void refuse_other_configuration(const config::RunConfig& config) {
   const auto there = config_of(config.output);
   if (!there) return;
+  const bool resumes = !checkpoint::list_checkpoint_steps(checkpoints_of(config.output)).empty();
+  require_same_configuration(config.output, *there, config,
+                             resumes ? DataPaths::kIgnored : DataPaths::kCompared);
+}
+
+constexpr char kRunFile[] = "run.json";
+constexpr char kRunFormat[] = "dtopp run 1";
+
+}  // namespace
+
+void require_same_configuration(const std::string& what, const config::RunConfig& there,
+                                const config::RunConfig& here, DataPaths paths) {
+  config::RunConfig moved = there;
+  if (paths == DataPaths::kIgnored && there.data.train.size() == here.data.train.size()) {
+    for (size_t i = 0; i < here.data.train.size(); ++i) moved.data.train[i].path = here.data.train[i].path;
+  }
   std::string keys;
-  for (const std::string& key : config::differing_keys(*there, config)) {
+  for (const std::string& key : config::differing_keys(moved, here)) {
     if (config::affects_result(key)) keys += (keys.empty() ? "" : ", ") + key;
   }
   if (keys.empty()) return;
-  throw UsageError(config.output + " holds a run of another configuration (different: " + keys +
+  throw UsageError(what + " holds a run of another configuration (different: " + keys +
                    "); choose another output, or the same configuration to resume");
 }
 
-}  // namespace
+void require_no_lost_checkpoints(const fs::path& run) {
+  std::string history;
+  if (path_kind(run / kRunFile) != PathKind::kNothing) {
+    const Manifest record = read_manifest(run, kRunFormat, kRunFile);
+    const auto step = JsonFields(record.about, (run / kRunFile).string()).count("saved_step");
+    if (step > 0) history = std::string(kRunFile) + " records one of step " + std::to_string(step);
+  } else if (std::error_code none; fs::file_size(run / kMetricsFile, none) > 0 && !none) {
+    history = std::string(kMetricsFile) + " holds the metrics of a run";
+  }
+  if (history.empty()) return;
+  throw CheckpointError(checkpoints_of(run).string() + ": holds no checkpoint, but " + history +
+                        "; restore or mount that folder, or choose another output to start again");
+}
 
 fs::path checkpoints_of(const fs::path& run) { return run / "checkpoints"; }
 
@@ -54,7 +86,9 @@ std::optional<checkpoint::Checkpoint> newest_checkpoint(const fs::path& checkpoi
   for (const int64_t step : checkpoint::list_checkpoint_steps(checkpoints)) {
     try {
       return checkpoint::Checkpoint(checkpoints / checkpoint::checkpoint_name(step), use, verify);
-    } catch (const Error& error) {
+    } catch (const checkpoint::UnreadableCheckpoint&) {
+      throw;
+    } catch (const CheckpointError& error) {
       log.warning(std::string(error.what()) + "; passed over");
       if (newest_error.empty()) newest_error = error.what();
     }
@@ -114,9 +148,15 @@ void RunDirectory::remove_created() const {
   }
 }
 
-void RunDirectory::keep() {
+void RunDirectory::keep(int64_t saved_step) {
   kept_ = true;
   write_file_atomically(config_file_of(path_), config::to_yaml(config_));
+  record_saved(saved_step);
+}
+
+void RunDirectory::record_saved(int64_t step) const {
+  const std::string about = "{\"saved_step\": " + std::to_string(step) + "}";
+  write_file_atomically(path_ / kRunFile, format_manifest({kRunFormat, about, {}}));
 }
 
 }  // namespace dtopp::runs

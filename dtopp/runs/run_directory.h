@@ -1,7 +1,7 @@
 // The directory of a run: the names of its files, the lock that one process holds, and which of its
 // checkpoints to open.
 //
-//   <run>/config.yaml  metrics.jsonl  events.out.tfevents.*  checkpoints/step-00001000/
+//   <run>/config.yaml  run.json  metrics.jsonl  events.out.tfevents.*  checkpoints/step-00001000/
 #pragma once
 
 #include <filesystem>
@@ -24,10 +24,23 @@ std::filesystem::path config_file_of(const std::filesystem::path& run);
 // Throws UsageError (file, line, key) if it is not a configuration.
 std::optional<config::RunConfig> config_of(const std::filesystem::path& run);
 
+// Whether the paths of data.train count as part of a configuration. They do not if the content of the data is
+// compared instead.
+enum class DataPaths { kCompared, kIgnored };
+
+// Throws UsageError "<what>: <keys>: …" if the configurations differ in a key that affects the result.
+void require_same_configuration(const std::string& what, const config::RunConfig& there,
+                                const config::RunConfig& here, DataPaths paths);
+
+// Throws CheckpointError if the run has a history, although its folder of checkpoints holds none. A run that
+// ended before its first checkpoint passes: it starts again.
+void require_no_lost_checkpoints(const std::filesystem::path& run);
+
 // The newest checkpoint in `checkpoints` that verifies for `use`; nullopt if there is none. Damaged
 // checkpoints are skipped, and each one is logged as a warning.
 //
-// Throws:        CheckpointError if there are checkpoints but none verifies
+// Throws:        CheckpointError if there are checkpoints but none verifies; UnreadableCheckpoint if one
+//                cannot be read that is newer than those that verify
 std::optional<checkpoint::Checkpoint> newest_checkpoint(
     const std::filesystem::path& checkpoints, const ConsoleLog& log,
     checkpoint::CheckpointUse use = checkpoint::CheckpointUse::kTraining,
@@ -56,8 +69,11 @@ class RunDirectory {
   // Creates missing parts of the path and locks the directory, unless this object holds the lock. Throws as
   // the constructor, and DataError if it cannot be created.
   void create();
-  // Writes config.yaml and keeps the directory. Call it after create(), on rank 0 only.
-  void keep();
+  // Writes config.yaml and run.json, and keeps the directory. `saved_step` is the step of the run's newest
+  // checkpoint; 0: none. Call it after create(), on rank 0 only, like record_saved().
+  void keep(int64_t saved_step = 0);
+  // Records in run.json that the checkpoint of this step is complete.
+  void record_saved(int64_t step) const;
 
  private:
   void hold();

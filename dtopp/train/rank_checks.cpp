@@ -55,8 +55,8 @@ void agree_on_kernels(const config::RunConfig& config, const at::Device& device,
 
 void check_data(const models::TrainingData& data, distributed::Collectives& ranks) {
   std::string mine;
-  for (const auto& [source, hash] : data.content_hashes)
-    mine.append(hash).append(" ").append(source).append("\n");
+  for (const auto* hashes : {&data.training_hashes, &data.validation_hashes})
+    for (const auto& [source, hash] : *hashes) mine.append(hash).append(" ").append(source).append("\n");
   const auto difference = distributed::find_difference(mine, ranks);
   if (!difference) return;
   std::istringstream there(difference->there), first(difference->first);

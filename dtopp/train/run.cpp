@@ -56,7 +56,7 @@ RunSummary Run::train() {
 }
 
 void Run::open_outputs(bool resumed) {
-  directory_.keep();
+  directory_.keep(resumed ? trainer_.state().step : 0);
   metrics_.emplace(config_.output, resumed ? trainer_.state().step : -1, config_.logging.tensorboard,
                    trainer_.state().last_validation_step);
   const at::Device& device = groups_.device;
@@ -177,6 +177,7 @@ void Run::save() {
   cluster_.begin(trainer_.state().step, "save");
   if (metrics_) metrics_->sync();  // a run resumed from this checkpoint does not write these lines again
   last_checkpoint_ = save_run(trainer_, config_, trainer_.ranks());
+  if (cluster_.is_main_rank()) directory_.record_saved(trainer_.state().step);
   unsaved_ = false;
 }
 

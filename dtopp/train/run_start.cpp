@@ -12,6 +12,7 @@
 #include "dtopp/base/json.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
 #include "dtopp/config/config.h"
+#include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/optim/schedule.h"
 #include "dtopp/runs/run_directory.h"
@@ -45,7 +46,11 @@ ManifestFiles part_of(const ManifestFiles& files, size_t part, size_t parts) {
   return mine;
 }
 
-// Verifies this rank's part of the checkpoint. Returns the same error message on all ranks; empty: no error.
+// The first letter of an error that one rank sends to the others. Damage on any rank comes first.
+constexpr char kDamaged = 'd', kUnreadable = 'u';
+
+// Verifies this rank's part of the checkpoint. Returns the same letter and error message on all ranks; empty:
+// no error.
 // Sets `shares` if this rank reads the same files as rank 0; other ranks verify nothing here.
 std::string verify_part(const fs::path& path, checkpoint::CheckpointUse use, distributed::Collectives& ranks,
                         bool& shares) {
@@ -62,11 +67,20 @@ std::string verify_part(const fs::path& path, checkpoint::CheckpointUse use, dis
       verify_content(path, part_of(files, static_cast<size_t>(before), static_cast<size_t>(all)));
     }
   } catch (const DataError& error) {
-    wrong = error.what();
+    const auto* system = dynamic_cast<const FileError*>(&error);
+    wrong = (system && !system->is_missing() ? kUnreadable : kDamaged) + std::string(error.what());
   }
   for (const std::string& other : distributed::gather_bytes(ranks, wrong, "verify"))
     if (wrong.empty() || (!other.empty() && other < wrong)) wrong = other;
   return wrong;
+}
+
+// Ranks with copies of their own could hold another run's checkpoint of the same step.
+void require_same_copy(const checkpoint::Checkpoint& checkpoint, distributed::Collectives& ranks) {
+  if (const auto difference = distributed::find_difference(checkpoint.hash(), ranks))
+    throw distributed::RanksDiffer(ExitStatus::kCheckpoint,
+                                   difference->name() + " has another " + checkpoint.path().string() +
+                                       " than rank 0; copy the folder of rank 0 there");
 }
 
 // Opens on all ranks the checkpoint that find(verify) returns on rank 0.
@@ -82,17 +96,21 @@ std::optional<checkpoint::Checkpoint> open_together(distributed::Collectives& ra
     std::optional<checkpoint::Checkpoint> found = find([&](const fs::path& path, const ManifestFiles&) {
       tell(path);
       const std::string wrong = verify_part(path, use, ranks, shares);
-      if (!wrong.empty()) throw DataError(wrong);
+      if (wrong.starts_with(kUnreadable)) throw checkpoint::UnreadableCheckpoint(wrong.substr(1));
+      if (!wrong.empty()) throw DataError(wrong.substr(1));
     });
     tell({});  // nothing more to verify
     tell(found ? found->path() : fs::path());
+    if (found) require_same_copy(*found, ranks);
     return found;
   }
   for (fs::path path = tell({}); !path.empty(); path = tell({})) verify_part(path, use, ranks, shares);
   const fs::path path = tell({});
   if (path.empty()) return std::nullopt;
-  return std::optional<checkpoint::Checkpoint>(
+  std::optional<checkpoint::Checkpoint> checkpoint(
       std::in_place, path, use, shares ? checkpoint::VerifyFiles(verify_sizes) : verify_content);
+  require_same_copy(*checkpoint, ranks);
+  return checkpoint;
 }
 
 std::map<std::string, std::vector<int64_t>> shapes_of(const std::vector<parameters::ParameterSpec>& specs) {
@@ -126,8 +144,8 @@ bool may_change(const std::string& key) {
          key == "training.steps" || key == "training.initialize_from" || key == "training.cooldown_from";
 }
 
-void require_same_run(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& there,
-                      const config::RunConfig& here) {
+void require_same_trunk(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& there,
+                        const config::RunConfig& here) {
   std::string keys;
   for (const std::string& key : config::differing_keys(here, there)) {
     if (!may_change(key)) keys += (keys.empty() ? "" : ", ") + key;
@@ -155,15 +173,43 @@ void warn_of_other_past(const checkpoint::Checkpoint& checkpoint, const config::
 }
 
 // With another tokenizer, token ids mean other words than those the parameters were trained on.
+bool has_tokenizer(const checkpoint::Checkpoint& checkpoint, const std::string& tokenizer_json) {
+  const std::string there = read_file(checkpoint.tokenizer_path());
+  if (there == tokenizer_json || tokenizer_json.empty()) return there == tokenizer_json;
+  return parse_json(there, checkpoint.tokenizer_path().string()) ==
+         parse_json(tokenizer_json, "data.train: tokenizer.json");
+}
+
 void warn_of_other_tokenizer(const checkpoint::Checkpoint& checkpoint, const models::TrainingData& data,
                              const ConsoleLog& log) {
   if (!checkpoint.has_tokenizer() || data.tokenizer_json.empty()) return;
-  const std::string there = read_file(checkpoint.tokenizer_path());
-  if (there == data.tokenizer_json || parse_json(there, checkpoint.tokenizer_path().string()) ==
-                                          parse_json(data.tokenizer_json, "data.train: tokenizer.json"))
-    return;
+  if (has_tokenizer(checkpoint, data.tokenizer_json)) return;
   log.warning("data.train was prepared with another tokenizer than that of " + checkpoint.path().string() +
               "; prepare it with --tokenizer " + checkpoint.tokenizer_path().string());
+}
+
+// A run resumes only on the configuration, data and tokenizer of its checkpoint. Data may lie at another
+// path.
+void require_same_run(const checkpoint::Checkpoint& own, const config::RunConfig& config,
+                      const models::TrainingData& data, const ConsoleLog& log) {
+  const std::vector<std::string>& trained_on = own.state().training_data;
+  runs::require_same_configuration(
+      own.path().string(), own.config(), config,
+      trained_on.empty() ? runs::DataPaths::kCompared : runs::DataPaths::kIgnored);
+  const std::string remedy =
+      " was trained on; restore the data, or start a new run with training.cooldown_from or "
+      "training.initialize_from";
+  if (trained_on.empty())
+    log.warning(own.path().string() + " does not record its data; not compared with data.train");
+  for (size_t i = 0; i < trained_on.size(); ++i) {
+    const auto& [source, hash] = data.training_hashes.at(i);
+    if (hash != trained_on[i])
+      throw UsageError("data.train: " + source + " has other content (" + hash + ") than " + trained_on[i] +
+                       ", which " + own.path().string() + remedy);
+  }
+  if (own.has_tokenizer() && !has_tokenizer(own, data.tokenizer_json))
+    throw UsageError("data.train: its tokenizer.json is not " + own.tokenizer_path().string() + ", which " +
+                     own.path().string() + remedy);
 }
 
 // Opens the checkpoint that `key` names, as found by rank 0. Its error messages start with the key.
@@ -181,7 +227,7 @@ checkpoint::Checkpoint open_named(const char* key, const std::string& path, chec
 void cool_down(Trainer& trainer, const config::RunConfig& config, const checkpoint::Checkpoint& checkpoint,
                const ConsoleLog& log) {
   const config::RunConfig there = checkpoint.config();
-  require_same_run(checkpoint, there, config);
+  require_same_trunk(checkpoint, there, config);
   warn_of_other_past(checkpoint, there, config, log);
   warn_of_other_tokenizer(checkpoint, trainer.data(), log);
   trainer.restore(checkpoint);
@@ -195,13 +241,16 @@ std::optional<checkpoint::Checkpoint> checkpoint_to_resume(const fs::path& run,
                                                            const ConsoleLog& log) {
   constexpr checkpoint::CheckpointUse kUse = checkpoint::CheckpointUse::kTraining;
   return open_together(ranks, kUse, [&](const checkpoint::VerifyFiles& verify) {
-    return runs::newest_checkpoint(runs::checkpoints_of(run), log, kUse, verify);
+    auto newest = runs::newest_checkpoint(runs::checkpoints_of(run), log, kUse, verify);
+    if (!newest) runs::require_no_lost_checkpoints(run);
+    return newest;
   });
 }
 
 std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const config::RunConfig& config,
                                                      const ConsoleLog& log) {
   if (const auto own = checkpoint_to_resume(config.output, trainer.ranks(), log)) {
+    require_same_run(*own, config, trainer.data(), log);
     trainer.restore(*own);
     log.message("resuming from " + own->path().string());
     return own->path();

@@ -14,8 +14,9 @@ namespace dtopp::train {
 // Restores or initializes the trainer and logs the source. Returns the run's own checkpoint if it resumes
 // from one.
 //
-// Throws:        UsageError with the key and the difference, if another run's checkpoint has another model,
-//                or for a cool-down another configuration or no step left; errors of Checkpoint
+// Throws:        UsageError with the key and the difference, if the run's own checkpoint has another
+//                configuration, data or tokenizer; if another run's checkpoint has another model, or for a
+//                cool-down another configuration or no step left; errors of Checkpoint
 // Collective:    every rank
 std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const config::RunConfig& config,
                                                      const ConsoleLog& log);
@@ -25,7 +26,8 @@ std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const con
 // Ranks that read the same files as rank 0 each verify a part of them. A rank with separate copies verifies
 // all of its own.
 //
-// Throws:        errors of the search on rank 0; errors of Checkpoint if a copy is damaged
+// Throws:        errors of the search on rank 0; CheckpointError if the run has lost its checkpoints; errors
+//                of Checkpoint if a copy is damaged; RanksDiffer if a copy is of another checkpoint
 // Collective:    every rank
 std::optional<checkpoint::Checkpoint> checkpoint_to_resume(const std::filesystem::path& run,
                                                            distributed::Collectives& ranks,

@@ -25,6 +25,7 @@ Trainer::Trainer(const config::RunConfig& config, models::Model model, models::T
   if (model_.num_routed_layers > 0) router_ = moe::make_router(config, compute.device());
   losses_ = model_.bind([this](const std::string& name) { return store_.model_param(name); });
   state_.seed = config.training.seed;
+  record_training_data();
   // With expert parallelism, the ranks exchange the exact number of pairs.
   if (!compute.device().is_cpu() && groups_.dims().ep_size == 1) predict_capacity(moe::kCapacityMargin);
   overflowed_ = at::zeros({}, at::device(store_.device()).dtype(at::kBool));
@@ -50,7 +51,13 @@ void Trainer::restore(const checkpoint::Checkpoint& checkpoint) {
     store_.load_ema(checkpoint);
   }
   state_ = checkpoint.state();
+  record_training_data();  // a cool-down may train on other data
   if (router_) moe::load_router(*router_, checkpoint.router(), checkpoint.path());
+}
+
+void Trainer::record_training_data() {
+  state_.training_data.clear();
+  for (const auto& [source, hash] : data_.training_hashes) state_.training_data.push_back(hash);
 }
 
 at::Tensor Trainer::scales() const {

@@ -74,6 +74,7 @@ class Trainer {
   int64_t micro_batches() const {
     return config_.training.global_batch_size / config_.training.micro_batch_size;
   }
+  void record_training_data();
   StepShape step_shape(int64_t chunks) const;
   // theta per routed layer; [0] unless dynamic.
   at::Tensor scales() const;

@@ -150,7 +150,7 @@ TEST(Manifest, tells_a_wrong_size_from_wrong_bytes) {
   EXPECT_THAT(error_of<DataError>([&] {
                 verify_sizes(scratch.path(), {{"b", {4, kHash}}});
               }),
-              HasSubstr("/b: No such file or directory"));
+              HasSubstr("/b: cannot read its size: No such file or directory"));
 }
 
 }  // namespace

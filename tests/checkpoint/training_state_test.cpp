@@ -38,7 +38,8 @@ TEST(TrainingState, integers_come_back_over_their_whole_range) {
                                .seed = std::numeric_limits<int64_t>::min(),
                                .skipped_steps = 5,
                                .consecutive_skips = 4,
-                               .last_validation_step = 3};
+                               .last_validation_step = 3,
+                               .training_data = {"first", "second"}};
   EXPECT_EQ(round_trip(state), state);
 }
 
@@ -58,6 +59,9 @@ TEST(TrainingState, names_the_file_and_the_key_that_is_wrong) {
     }
   }
   auto object = valid();
+  object["training_data"] = json::array({"hash", 1});
+  EXPECT_THAT(refused(object), HasSubstr("training_data: must be an array of strings"));
+  object = valid();
   object["step"] = -1;
   EXPECT_THAT(refused(object), HasSubstr("step: must be an integer of at least 0"));
   EXPECT_THAT(refused(json::array()), HasSubstr("must be a JSON object"));

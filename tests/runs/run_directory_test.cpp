@@ -1,5 +1,7 @@
 #include "dtopp/runs/run_directory.h"
 
+#include <cerrno>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -41,6 +43,28 @@ TEST(NewestCheckpoint, passes_over_damaged_ones_and_says_so) {
   EXPECT_EQ(newest->state().step, 10);
   EXPECT_THAT(warnings.lines(), ElementsAre(HasSubstr("step-00000030/manifest.json"),
                                             HasSubstr("step-00000020/model.safetensors: damaged")));
+}
+
+TEST(NewestCheckpoint, is_not_replaced_by_an_older_one_when_a_read_fails) {
+  ScratchDirectory scratch;
+  for (const int64_t step : {10, 20}) save(scratch.path(), step);
+  const auto with = [&](int error_number) {
+    return newest_checkpoint(scratch.path(), ConsoleLog(), checkpoint::CheckpointUse::kTraining,
+                             [&](const fs::path& directory, const ManifestFiles&) {
+                               if (directory.filename() == "step-00000020")
+                                 throw file_error("read", directory / "model.safetensors", error_number);
+                             });
+  };
+  for (const int passing : {EACCES, EIO, EMFILE, ENOMEM})
+    EXPECT_THAT(error_of<checkpoint::UnreadableCheckpoint>([&] { with(passing); }),
+                HasSubstr("step-00000020/model.safetensors: cannot read: "));
+  EXPECT_EQ(with(ENOENT)->state().step, 10);
+  // Without an injected error: a link whose status cannot be read.
+  fs::remove(scratch / "step-00000020/model.safetensors");
+  fs::create_symlink(std::string(300, 'x'), scratch / "step-00000020/model.safetensors");
+  EXPECT_THAT(
+      error_of<checkpoint::UnreadableCheckpoint>([&] { newest_checkpoint(scratch.path(), ConsoleLog()); }),
+      HasSubstr("step-00000020/model.safetensors: cannot read its size: File name too long"));
 }
 
 TEST(NewestCheckpoint, is_an_error_when_all_are_damaged) {
@@ -116,6 +140,55 @@ TEST(RunDirectory, removes_what_it_created_unless_it_is_kept) {
     directory.keep();
   }
   EXPECT_TRUE(config_of(config.output));
+}
+
+TEST(RunDirectory, knows_when_its_checkpoints_are_lost) {
+  ScratchDirectory scratch;
+  config::RunConfig config = config::sized_config();
+  config.output = (scratch / "run").string();
+  const auto lost = [&] {
+    return error_of<CheckpointError>([&] { require_no_lost_checkpoints(config.output); });
+  };
+  {
+    RunDirectory directory(config, /*is_main_rank=*/true);
+    directory.create();
+    EXPECT_NO_THROW(require_no_lost_checkpoints(config.output));
+    directory.keep();
+    overwrite(scratch / "run/metrics.jsonl", "{\"step\":1}\n");
+    EXPECT_NO_THROW(require_no_lost_checkpoints(config.output));  // ended before its first checkpoint
+    directory.record_saved(400);
+  }
+  EXPECT_EQ(lost(), (scratch / "run/checkpoints").string() +
+                        ": holds no checkpoint, but run.json records one of step 400; restore or mount that "
+                        "folder, or choose another output to start again");
+  fs::remove(scratch / "run/run.json");
+  EXPECT_THAT(lost(), HasSubstr("metrics.jsonl holds the metrics of a run"));
+  overwrite(scratch / "run/metrics.jsonl", "");
+  EXPECT_NO_THROW(require_no_lost_checkpoints(config.output));
+  overwrite(scratch / "run/run.json", "{}");
+  EXPECT_THAT(error_of<DataError>([&] { require_no_lost_checkpoints(config.output); }),
+              HasSubstr("run.json"));
+}
+
+TEST(RunDirectory, lets_data_move_once_checkpoints_record_their_content) {
+  ScratchDirectory scratch;
+  config::RunConfig config = config::sized_config();
+  config.output = (scratch / "run").string();
+  config.data.train = {{"a", 2.0}, {"b", 1.0}};
+  {
+    RunDirectory directory(config, /*is_main_rank=*/true);
+    directory.create();
+    directory.keep();
+  }
+  const auto open = [&] { RunDirectory(config, /*is_main_rank=*/true); };
+  config.data.train[1].path = "c";
+  EXPECT_THAT(error_of<UsageError>(open), HasSubstr("data.train"));
+  save(scratch / "run/checkpoints", 10);
+  EXPECT_NO_THROW(open());
+  config.data.train[1].weight = 2;
+  EXPECT_THAT(error_of<UsageError>(open), HasSubstr("data.train"));
+  config.data.train.pop_back();
+  EXPECT_THAT(error_of<UsageError>(open), HasSubstr("data.train"));
 }
 
 TEST(RunDirectory, refuses_a_second_holder_and_another_configuration) {

@@ -63,6 +63,22 @@ TEST(CheckpointToResume, passes_over_damage_in_any_ranks_part) {
   EXPECT_THAT(resume(run.path()).steps, ElementsAre(20, 20, 20));
 }
 
+TEST(CheckpointToResume, is_refused_where_a_rank_cannot_read_the_newest) {
+  const ScratchDirectory run;
+  checkpoint::checkpoint_test::save(runs::checkpoints_of(run.path()), 10);
+  const auto newest = checkpoint::checkpoint_test::save(runs::checkpoints_of(run.path()), 20);
+  fs::remove(newest / "optimizer.safetensors");
+  fs::create_symlink(std::string(300, 'x'), newest / "optimizer.safetensors");
+  EXPECT_THAT(error_of<CheckpointError>([&] { resume(run.path()); }),
+              HasSubstr((newest / "optimizer.safetensors").string() + ": "));
+}
+
+TEST(CheckpointToResume, is_refused_where_the_checkpoints_are_lost) {
+  const ScratchDirectory run;
+  checkpoint::checkpoint_test::overwrite(run / "metrics.jsonl", "{\"step\":1}\n");
+  EXPECT_THAT(error_of<CheckpointError>([&] { resume(run.path()); }), HasSubstr("holds no checkpoint"));
+}
+
 TEST(CheckpointToResume, is_refused_where_none_verifies) {
   const ScratchDirectory run;
   const auto only = checkpoint::checkpoint_test::save(runs::checkpoints_of(run.path()), 10);

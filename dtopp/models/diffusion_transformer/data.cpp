@@ -118,7 +118,7 @@ TrainingData diffusion_transformer_data(const config::RunConfig& config, data::V
   const std::vector<std::string> folders = config.data.train_paths();
   const auto train = open_images(folders, config.model, verify);
   data.images_json = data::format_image_layout(train->layout());
-  data.content_hashes.emplace_back(joined(folders), train->content_hash());
+  data.training_hashes.emplace_back(joined(folders), train->content_hash());
   std::optional<WeightedImages> weighted;
   if (config.data.is_weighted()) {
     weighted = weighted_images(config, *train);
@@ -128,7 +128,7 @@ TrainingData diffusion_transformer_data(const config::RunConfig& config, data::V
   if (config.data.validation.empty()) return data;
   const auto validation = open_images(config.data.validation, config.model, verify);
   data::require_alike(train->layout(), joined(folders), validation->layout(), joined(config.data.validation));
-  data.content_hashes.emplace_back(joined(config.data.validation), validation->content_hash());
+  data.validation_hashes.emplace_back(joined(config.data.validation), validation->content_hash());
   data.validation_samples = validation->size();
   data.validation = validation_images(config, std::make_shared<PreparedImages>(validation, config.model));
   return data;

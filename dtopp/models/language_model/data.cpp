@@ -112,9 +112,10 @@ TrainingData language_model_data(const config::RunConfig& config, data::Verify v
 
   TrainingData data;
   data.tokenizer_json = find_tokenizer(train);
-  for (const auto* streams : {&train, &validation})
-    for (const data::TokenStream& stream : *streams)
-      data.content_hashes.emplace_back(stream.path().string(), stream.content_hash());
+  for (const data::TokenStream& stream : train)
+    data.training_hashes.emplace_back(stream.path().string(), stream.content_hash());
+  for (const data::TokenStream& stream : validation)
+    data.validation_hashes.emplace_back(stream.path().string(), stream.content_hash());
   const std::optional<int64_t> end_of_text = end_of_documents(config, train, validation);
   const auto training =
       std::make_shared<const TokenDataset>(std::move(train), config, end_of_text, TokenOrder::kTraining);

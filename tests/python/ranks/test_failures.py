@@ -111,6 +111,27 @@ def test_a_rank_with_an_error_of_its_own_gives_it_and_the_others_name_the_rank(r
     assert not (tmp_path / "run").exists()
 
 
+def test_ranks_with_unlike_copies_of_a_checkpoint_end(reference, tmp_path):
+    """Each rank has a copy of the data and the run in its own folder."""
+    folders = [tmp_path / str(rank) for rank in range(2)]
+    options = [*BESIDE, "training.steps=6", "checkpoint.every=2", "checkpoint.keep=0"]
+    train = command(reference, "run", *options)
+    for folder, seed in zip(folders, (3, 4), strict=True):
+        shutil.copytree(reference, folder, ignore=shutil.ignore_patterns("run"))
+        status, lines = Process([*train, f"training.seed={seed}"], cwd=folder).end(timeout=60)
+        assert status == 0, lines
+        shutil.rmtree(folder / "run/checkpoints/step-00000006")
+    ranks = start_ranks([train] * 2, folders)
+    ends = [rank.end(timeout=20) for rank in ranks]
+    assert [status for status, _ in ends] == [4, 4], ends
+    errors = [line for _, lines in ends for line in lines if "error:" in line]
+    assert len(errors) == 1 and "rank 1 has another run/checkpoints/step-00000004" in errors[0], ends
+    shutil.rmtree(folders[1] / "run")
+    shutil.copytree(folders[0] / "run", folders[1] / "run")
+    ends = [rank.end(timeout=20) for rank in start_ranks([train] * 2, folders)]
+    assert [status for status, _ in ends] == [0, 0], ends
+
+
 def test_the_launcher_names_a_rank_with_an_error_of_its_own(reference, tmp_path):
     """Rank 0 finds the directory locked."""
     run = tmp_path / "run"

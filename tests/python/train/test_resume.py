@@ -1,16 +1,25 @@
 """A run stopped anywhere equals an uninterrupted run: parameters, moments, p, its error sum, data order,
 metrics."""
 
+import errno
+import json
+import os
 import random
+import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import tiny_diffusion_run
 import tiny_run
 from needs import needs_program
 from refusal import assert_refused
+
+BUILD = Path(os.environ.get("DTOPP_BUILD", tiny_run.ROOT / "build/release"))
+SHIM = BUILD / "lib" / "libfault_shim.so"
+TOKENIZER = tiny_run.ROOT / "assets/tokenizer/english-4k.tokenizer.json"
 
 pytestmark = needs_program
 
@@ -119,3 +128,95 @@ def test_a_damaged_newest_checkpoint_is_passed_over(reference, tmp_path):
     done = tiny_run.dtopp("train", config, *overrides)
     assert done.returncode == 0 and "step-00000012" in done.stderr
     assert final_state(run) == final_state(directory / "run")
+
+
+@pytest.fixture
+def unfinished(tmp_path):
+    """The configuration of a run whose newest checkpoint is of step 8 of 12. Its metrics go up to step 12."""
+    config = tiny_run.make(tmp_path)
+    done = tiny_run.dtopp("train", config)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000012")
+    return config
+
+
+def assert_resumes(config, reference, *overrides):
+    run = config.parent / "run"
+    done = tiny_run.dtopp("train", config, *overrides)
+    assert done.returncode == 0 and "step-00000008" in done.stderr, done.stderr
+    assert final_state(run) == final_state(reference / "run")
+    assert tiny_run.timeless(tiny_run.metrics(run)) == tiny_run.timeless(tiny_run.metrics(reference / "run"))
+
+
+def assert_untouched_and_refused(config, status, names, *overrides, **options):
+    metrics = config.parent / "run/metrics.jsonl"
+    before = metrics.read_bytes()
+    assert_refused(tiny_run.dtopp("train", config, *overrides, **options), status, names, alone=False)
+    assert metrics.read_bytes() == before
+
+
+def test_other_data_at_the_same_path_are_refused(reference, unfinished):
+    data = unfinished.parent / "train.npy"
+    kept = data.read_bytes()
+    tiny_run.write_tokens(data, 8000, seed=99)
+    assert_untouched_and_refused(unfinished, 2, ["data.train", data, "step-00000008", "training.cooldown_from"])
+    data.write_bytes(kept)
+    assert_resumes(unfinished, reference[0])
+
+
+def test_the_same_data_resume_from_another_path(reference, unfinished):
+    moved = unfinished.parent / "moved.npy"
+    (unfinished.parent / "train.npy").rename(moved)
+    assert_resumes(unfinished, reference[0], f"data.train=[{moved}]")
+
+
+def test_another_tokenizer_is_refused_and_another_layout_of_its_file_is_not(tmp_path):
+    config, data = tiny_run.make(tmp_path), tmp_path / "data"
+    data.mkdir()
+    shutil.copy(tmp_path / "train.npy", data)
+    tokenizer = json.loads(TOKENIZER.read_text())
+    (data / "tokenizer.json").write_text(json.dumps(tokenizer))
+    overrides = [f"data.train=[{data}]", "data.validation=[]"]
+    done = tiny_run.dtopp("train", config, *overrides)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000012")
+    other = tokenizer | {"version": "other"}
+    (data / "tokenizer.json").write_text(json.dumps(other))
+    assert_untouched_and_refused(config, 2, ["data.train", "tokenizer.json", "step-00000008"], *overrides)
+    (data / "tokenizer.json").unlink()
+    assert_untouched_and_refused(config, 2, ["data.train", "tokenizer.json", "step-00000008"], *overrides)
+    (data / "tokenizer.json").write_text(json.dumps(tokenizer, indent=1))
+    done = tiny_run.dtopp("train", config, *overrides)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_without_its_checkpoints_is_refused(reference, unfinished):
+    run = unfinished.parent / "run"
+    checkpoints = run / "checkpoints"
+    checkpoints.rename(run / "away")
+    assert_untouched_and_refused(unfinished, 4, [checkpoints, "step 12"])
+    checkpoints.mkdir()  # where nothing is mounted
+    assert_untouched_and_refused(unfinished, 4, [checkpoints])
+    checkpoints.rmdir()
+    (run / "away").rename(checkpoints)
+    assert_resumes(unfinished, reference[0])
+
+
+def test_a_run_without_its_config_yaml_is_compared_with_its_checkpoint(reference, unfinished):
+    (unfinished.parent / "run/config.yaml").unlink()
+    names = ["optimizer.lr", "routing.scope"]
+    assert_untouched_and_refused(unfinished, 2, names, "optimizer.lr=0.5", "routing.scope=layer")
+    assert_resumes(unfinished, reference[0])
+
+
+@pytest.mark.skipif(not SHIM.exists(), reason=f"{SHIM} is not built: make test")
+@pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE])
+def test_a_failing_read_of_the_newest_checkpoint_does_not_choose_an_older_one(reference, unfinished, error):
+    newest = unfinished.parent / "run/checkpoints/step-00000008"
+    for at in (1, 3, 5):  # each opened file is closed before the next one
+        fired = unfinished.parent / f"fired-{at}"
+        environment = os.environ | {"LD_PRELOAD": str(SHIM), "FAULT_ROOT": str(newest), "FAULT_MODE": "once",
+                                    "FAULT_ERRNO": str(error), "FAULT_AT": str(at), "FAULT_FIRED": str(fired)}
+        assert_untouched_and_refused(unfinished, 4, [newest, os.strerror(error)], env=environment)
+        assert fired.read_text() == "open to read"
+    assert_resumes(unfinished, reference[0])
