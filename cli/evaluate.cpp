@@ -17,6 +17,7 @@
 #include "dtopp/device/compute_device.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/distributed/membership/cluster.h"
+#include "dtopp/distributed/membership/failure.h"
 
 namespace dtopp::cli {
 
@@ -72,12 +73,13 @@ void evaluate_on_ranks(const EvaluateOptions& options,
   }
   stop_rank_on_signals(environment);
   distributed::Cluster cluster(environment, program_version);
-  cluster.run([&] {
+  const auto evaluate = [&] {
     cluster.join(std::chrono::seconds(config::ParallelConfig{}.timeout));
     const distributed::ProcessGroups& groups = cluster.connect(at::kCPU, /*ep_size=*/1);
     cluster.begin(0, "evaluation");
     measure(*groups.world);
-  });
+  };
+  cluster.run([&] { distributed::with_memory_advice("lower --batch-size", evaluate); });
 }
 
 checkpoint::Checkpoint open_shared_checkpoint(const EvaluateOptions& options, config::ModelType type,

@@ -15,6 +15,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/steady_seconds.h"
+#include "dtopp/distributed/membership/failure.h"
 
 namespace dtopp::cli {
 namespace {
@@ -136,8 +137,11 @@ void add_generate(CLI::App& app) {
                  "continue the lines of standard input, with commands such as /target 2 between them")
       ->excludes("--prompt")
       ->excludes("--prompts");
-  verb->callback(
-      [options] { options->interactive ? generate_interactively(*options) : generate_texts(*options); });
+  verb->callback([options] {
+    distributed::with_memory_advice("lower --max-tokens", [&] {
+      options->interactive ? generate_interactively(*options) : generate_texts(*options);
+    });
+  });
 }
 
 }  // namespace dtopp::cli

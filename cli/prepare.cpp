@@ -11,6 +11,7 @@
 #include "dtopp/base/format.h"
 #include "dtopp/base/progress.h"
 #include "dtopp/data/text_preparation/prepare_text.h"
+#include "dtopp/distributed/membership/failure.h"
 
 namespace dtopp::cli {
 namespace {
@@ -97,7 +98,8 @@ void add_prepare(CLI::App& app) {
       ->check(CLI::Validator([](const std::string& text) { return text.empty() ? "is empty" : ""; }, ""));
   text->add_option("--workers", options->workers, "encoding threads (default: one per core)")
       ->check(CLI::Range(1, 1024));
-  text->callback([options] { prepare_text(*options); });
+  text->callback(
+      [options] { distributed::with_memory_advice("lower --workers", [&] { prepare_text(*options); }); });
   add_prepare_images(*verb);
 }
 

@@ -13,6 +13,7 @@
 #include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/progress.h"
+#include "dtopp/distributed/membership/failure.h"
 
 namespace dtopp::cli {
 namespace {
@@ -111,7 +112,9 @@ void add_prepare_images(CLI::App& prepare) {
       ->check(CLI::Range(uint64_t{0}, data::kMostBad));
   images->add_option("--workers", options->workers, "decoding threads (default: one per core)")
       ->check(CLI::Range(1, 1024));
-  images->callback([options] { run_prepare_images(*options); });
+  images->callback([options] {
+    distributed::with_memory_advice("lower --workers", [&] { run_prepare_images(*options); });
+  });
 }
 
 }  // namespace dtopp::cli

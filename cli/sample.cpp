@@ -11,6 +11,7 @@
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/steady_seconds.h"
+#include "dtopp/distributed/membership/failure.h"
 #include "dtopp/eval/picture_files.h"
 #include "dtopp/inference/diffusion/text_embeddings.h"
 
@@ -171,7 +172,7 @@ void add_sample(CLI::App& app) {
   verb->callback([options, verb] {
     options->guidance_given = verb->count("--guidance") > 0;
     options->sampler_given = verb->count("--sampler") > 0;
-    make_pictures(*options);
+    distributed::with_memory_advice("lower --batch-size", [&] { make_pictures(*options); });
   });
 }
 

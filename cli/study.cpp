@@ -17,6 +17,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/device/matrix_rate.h"
+#include "dtopp/distributed/membership/failure.h"
 #include "dtopp/launch/launch_environment.h"
 #include "dtopp/plan/plan.h"
 #include "dtopp/report/page/page.h"
@@ -155,7 +156,8 @@ void add_study(CLI::App& app) {
   verb->add_option("--slots", options->slots, "number of concurrent runs, which share the cores")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
-  verb->callback([options] { study_run(*options); });
+  verb->callback(
+      [options] { distributed::with_memory_advice("lower --slots", [&] { study_run(*options); }); });
 }
 
 }  // namespace dtopp::cli

@@ -13,6 +13,7 @@
 #include "dtopp/device/available_memory.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/device/device.h"
+#include "dtopp/distributed/membership/failure.h"
 #include "dtopp/eval/in_training/probes.h"
 #include "dtopp/eval/in_training/training_grids.h"
 #include "dtopp/models/registry/make_model.h"
@@ -99,7 +100,10 @@ void train(const TrainOptions& options) {
   }
   stop_rank_on_signals(environment);
   distributed::Cluster cluster(environment, program_version);
-  cluster.run([&] { train_rank(cluster, options); });
+  cluster.run([&] {
+    distributed::with_memory_advice("lower training.micro_batch_size or the model's size",
+                                    [&] { train_rank(cluster, options); });
+  });
 }
 
 }  // namespace

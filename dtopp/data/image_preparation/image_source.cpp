@@ -12,6 +12,7 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/path_kind.h"
+#include "dtopp/data/files/file_at_work.h"
 #include "dtopp/data/text/unicode.h"
 
 namespace dtopp::data {
@@ -172,7 +173,7 @@ std::optional<ImageBatch> ImageBatches::next() {
   size_t files = 0;
   for (uint64_t bytes = 0;
        bytes < kImageBatchBytes && files < kImageBatchFiles && batch.samples.size() < kImageBatchSamples;) {
-    auto sample = source_->next(/*load=*/true);
+    auto sample = with_file_at_work(paths_[next_].string(), [this] { return source_->next(/*load=*/true); });
     if (!sample) {
       require_unchanged();
       batch.ends_source = true;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/data/files/file_at_work.h"
 #include "dtopp/data/image_codec/decode_picture.h"
 #include "dtopp/data/image_codec/encode_png.h"
 #include "dtopp/data/image_codec/resize.h"
@@ -189,7 +190,8 @@ PreparedBatch BatchPreparer::operator()(ImageBatch batch, int /*worker*/) const 
   PreparedBatch prepared;
   prepared.ends_source = batch.ends_source;
   for (RawSample& sample : batch.samples)
-    prepared.images.push_back(prepare_image(std::move(sample), job, plan));
+    prepared.images.push_back(with_file_at_work(std::string(sample.name),
+                                                [&] { return prepare_image(std::move(sample), job, plan); }));
   return prepared;
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/data/files/file_at_work.h"
 
 namespace dtopp::data {
 
@@ -25,6 +26,10 @@ BatchReader::BatchReader(const std::vector<fs::path>& files, CorpusPosition star
 
 std::optional<TextBatch> BatchReader::next() {
   if (position_.source == files_.size()) return std::nullopt;
+  return with_file_at_work(files_[position_.source].path.string(), [this] { return read_batch(); });
+}
+
+TextBatch BatchReader::read_batch() {
   const fs::path& path = files_[position_.source].path;
   if (!lines_) lines_.emplace(path, position_.text, options_);
   TextBatch batch{path, {}, {}};
@@ -55,6 +60,10 @@ void BatchReader::finish_source() {
 }
 
 EncodedBatch BatchEncoder::operator()(TextBatch batch, int worker) {
+  return with_file_at_work(batch.path.string(), [&] { return encode(batch, worker); });
+}
+
+EncodedBatch BatchEncoder::encode(TextBatch& batch, int worker) {
   DocumentParser& parser = parsers_[static_cast<size_t>(worker)];
   EncodedBatch encoded;
   encoded.end = batch.end;

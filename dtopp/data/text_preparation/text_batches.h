@@ -60,7 +60,8 @@ class BatchReader {
   BatchReader(const std::vector<std::filesystem::path>& files, CorpusPosition start, uint64_t batch_bytes,
               LineOptions options = {});
   // Returns a batch of at least batch_bytes, or less at the end of a file; nullopt after the last file.
-  // Throws DataError if a file is damaged or has changed since this object was constructed.
+  // Throws DataError if a file is damaged or has changed since this object was constructed, and ResourceError
+  // with the file if memory is too small.
   std::optional<TextBatch> next();
 
  private:
@@ -69,6 +70,7 @@ class BatchReader {
     uint64_t size;
     std::filesystem::file_time_type changed;
   };
+  TextBatch read_batch();
   void finish_source();
 
   std::vector<FileState> files_;
@@ -92,10 +94,13 @@ class BatchEncoder {
  public:
   BatchEncoder(const TextEncoder& encoder, int num_workers)
       : encoder_(encoder), parsers_(static_cast<size_t>(num_workers)) {}
-  // Parses and encodes the documents of a batch in thread `worker`. Throws DataError if a line is not valid.
+  // Parses and encodes the documents of a batch in thread `worker`. Throws DataError if a line is not valid,
+  // and ResourceError with the file if memory is too small.
   EncodedBatch operator()(TextBatch batch, int worker);
 
  private:
+  EncodedBatch encode(TextBatch& batch, int worker);
+
   const TextEncoder& encoder_;
   std::vector<DocumentParser> parsers_;
 };

@@ -1,9 +1,6 @@
 #include "dtopp/distributed/membership/failure.h"
 
 #include <filesystem>
-#include <new>
-
-#include <c10/util/Exception.h>
 
 namespace dtopp::distributed {
 namespace {
@@ -23,10 +20,9 @@ Failure failure_of(const std::exception& error) {
   if (const auto* file = dynamic_cast<const std::filesystem::filesystem_error*>(&error))
     return {ExitStatus::kData, one_line(file->path1().string() + ": " + file->code().message())};
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
-    return {ExitStatus::kResource, "out of memory: lower training.micro_batch_size or the model's size"};
+    return {ExitStatus::kResource, "out of memory: free some, or use a machine with more"};
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr)
-    return {ExitStatus::kResource,
-            "out of device memory: lower training.micro_batch_size or the model's size"};
+    return {ExitStatus::kResource, "out of device memory: free some, or use a device with more"};
   if (const auto* torch = dynamic_cast<const c10::Error*>(&error))
     return {ExitStatus::kResource, one_line(torch->what_without_backtrace())};
   return {ExitStatus::kResource, one_line(error.what())};

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <exception>
+#include <new>
 #include <string>
+
+#include <c10/util/Exception.h>
 
 #include "dtopp/base/errors.h"
 
@@ -14,5 +17,19 @@ struct Failure {
 };
 
 Failure failure_of(const std::exception& error);
+
+// Calls body(). Adds the command's advice, such as "lower --workers", to a lack of memory.
+//
+// Throws:        ResourceError if memory is too small; errors of `body`
+template <class Body>
+void with_memory_advice(const std::string& advice, const Body& body) {
+  try {
+    body();
+  } catch (const std::bad_alloc&) {
+    throw ResourceError("out of memory: " + advice);
+  } catch (const c10::OutOfMemoryError&) {
+    throw ResourceError("out of device memory: " + advice);
+  }
+}
 
 }  // namespace dtopp::distributed

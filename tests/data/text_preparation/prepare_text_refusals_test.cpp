@@ -1,4 +1,5 @@
 // Tests the input that preparing text refuses and the files that a failure leaves.
+#include <new>
 #include <utility>
 
 #include <sys/resource.h>
@@ -46,6 +47,15 @@ TEST_P(OtherJob, in_the_same_folder_is_refused_and_the_difference_named) {
 }
 
 INSTANTIATE_TEST_SUITE_P(CompleteOrInterrupted, OtherJob, testing::Bool());
+
+struct LargeEncoder : ByteEncoder {
+  std::vector<int32_t> encode(std::string_view /*text*/) const override { throw std::bad_alloc(); }
+};
+
+TEST_F(PrepareTextTest, names_the_file_at_work_when_memory_runs_out) {
+  EXPECT_EQ(error_of<ResourceError>([&] { prepare_text(options_, LargeEncoder()); }),
+            (scratch_ / "a.jsonl").string() + ": out of memory: lower --workers, or split the file");
+}
 
 // A folder with file names that dtopp also uses does not belong to dtopp.
 TEST_F(PrepareTextTest, a_folder_of_other_things_is_left_untouched) {
