@@ -114,9 +114,17 @@ void run_study(const study::Study& study, const std::vector<study::StudyRun>& ru
   options.costs.resize(runs.size());
   std::ranges::transform(runs, options.costs.begin(), flops_of_run);
   study::StudyRunner runner(runs, records, options);
+  // Results are derived data: the runs need not stop if they cannot be written. The last write throws.
+  bool wrote = true;
   while (const auto messages = runner.next()) {
     for (const std::string& message : *messages) print_message(message);
-    write_results();
+    try {
+      write_results();
+      wrote = true;
+    } catch (const DataError& error) {
+      if (wrote) print_message(std::string("warning: ") + error.what());
+      wrote = false;
+    }
   }
   const study::StudyResults results = write_results();
   std::vector<study::TokenCost> token_costs(runs.size());

@@ -61,6 +61,14 @@ StudyRunner::StudyRunner(const std::vector<StudyRun>& runs, std::vector<RunRecor
 }
 
 StudyRunner::~StudyRunner() {
+  if (!stopping_) stop(SIGTERM);  // a second SIGTERM would interrupt a save
+  const auto last = Clock::now() + options_.grace;
+  for (bool hurries = false; !hurries;) {
+    std::erase_if(running_, [](const Running& run) { return launch::reap_child(run.process).has_value(); });
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(last - Clock::now()).count();
+    if (running_.empty() || left <= 0) break;
+    for (const int signal : signals_.wait(static_cast<int>(left))) hurries = hurries || signal != SIGCHLD;
+  }
   for (const Running& run : running_) ::kill(run.process, SIGKILL);
   for (const Running& run : running_) launch::kill_child(run.process);
 }

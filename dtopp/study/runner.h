@@ -18,11 +18,12 @@
 namespace dtopp::study {
 
 struct RunnerOptions {
-  int64_t slots = 1;                  // number of concurrent processes
-  std::filesystem::path program{};    // the executable; empty: this program
-  int64_t threads = 0;                // for each run whose configuration sets none; 0: all cores
-  std::vector<double> costs{};        // cost per run in any unit; progress is their completed share
-  std::vector<AfterCommand> after{};  // run in this order after each finished run
+  int64_t slots = 1;                       // number of concurrent processes
+  std::filesystem::path program{};         // the executable; empty: this program
+  int64_t threads = 0;                     // for each run whose configuration sets none; 0: all cores
+  std::vector<double> costs{};             // cost per run in any unit; progress is their completed share
+  std::vector<AfterCommand> after{};       // run in this order after each finished run
+  std::chrono::milliseconds grace{60000};  // for processes to save and end if the study ends with an error
 };
 
 // Starts `dtopp train` for every run whose record is not done, in order, and then the commands after it that
@@ -33,13 +34,15 @@ struct RunnerOptions {
 // console.log, or after/NAME.log.
 //
 // The first SIGTERM or SIGINT is forwarded to all processes, which save a checkpoint and stop; no further one
-// is started. A second signal at least a tenth of a second later kills them. All are killed if the calling
-// thread ends, and by the destructor.
+// is started. A second signal at least a tenth of a second later kills them. They are also killed if the
+// calling thread ends.
 class StudyRunner {
  public:
   // The arguments must outlive this object.
   StudyRunner(const std::vector<StudyRun>& runs, std::vector<RunRecord>& records,
               const RunnerOptions& options);
+  // After an error, sends SIGTERM to all processes. Kills those that have not ended after `grace` or at the
+  // next signal.
   ~StudyRunner();
   StudyRunner(const StudyRunner&) = delete;
   StudyRunner& operator=(const StudyRunner&) = delete;

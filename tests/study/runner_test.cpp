@@ -46,7 +46,8 @@ class RunningStudy : public StudyFiles {
                                 .program = directory_ / "program",
                                 .threads = threads,
                                 .costs = costs_,
-                                .after = after_};
+                                .after = after_,
+                                .grace = grace_};
     StudyRunner runner(runs_, records_, options);
     while (const auto messages = runner.next()) std::ranges::copy(*messages, std::back_inserter(said_));
     return runner.stopped();
@@ -66,6 +67,7 @@ class RunningStudy : public StudyFiles {
   std::vector<AfterCommand> after_;
   std::vector<RunRecord> records_;
   std::vector<std::string> said_;
+  std::chrono::milliseconds grace_{60000};
 };
 
 TEST_F(RunningStudy, starts_what_is_not_done_once) {
@@ -128,6 +130,27 @@ TEST_F(RunningStudy, stops_its_runs_with_it_and_goes_on_the_next_time) {
   make(study, "exit 0");
   EXPECT_FALSE(run());
   EXPECT_THAT(started(), ElementsAre("base-seed2", "base-seed3"));
+}
+
+// Run 2 makes the study fail while run 1 trains: the record of run 2 cannot be written.
+std::string failing_beside(const std::string& run_1) {
+  return "if test $name = base-seed1; then " + run_1 +
+         "; touch ready; while :; do sleep 0.01; done; fi\n"
+         "while ! test -e ready; do sleep 0.01; done; rm -r $run; touch $run";
+}
+
+TEST_F(RunningStudy, lets_runs_save_when_it_ends_with_an_error) {
+  make(kHead + "seeds: [1, 2]\n", failing_beside("trap 'sleep 0.3; touch saved; exit 75' TERM"));
+  EXPECT_THROW(run(2), DataError);
+  EXPECT_EQ(path_kind(directory_ / "saved"), PathKind::kFile);
+  EXPECT_EQ(read_record(runs_[0]).status, RunStatus::kPending);
+}
+
+TEST_F(RunningStudy, kills_runs_that_do_not_end_within_the_grace_time) {
+  make(kHead + "seeds: [1, 2]\n", failing_beside("trap '' TERM; echo $$ > process"));
+  grace_ = std::chrono::milliseconds(100);
+  EXPECT_THROW(run(2), DataError);
+  EXPECT_EQ(::kill(std::stoi(read_file(directory_ / "process")), 0), -1);
 }
 
 TEST_F(RunningStudy, kills_them_on_a_second_signal) {

@@ -293,3 +293,14 @@ after:
     done = tiny_run.dtopp("study", study)
     assert done.returncode == 0, done.stderr
     assert page.stat().st_mtime_ns == written
+
+
+def test_results_that_cannot_be_written_end_the_study_after_its_runs(tmp_path):
+    """A command after the first run turns study.json into a folder."""
+    jam = tmp_path / "jam.sh"
+    jam.write_text("rm -rf $1 && mkdir $1\n")
+    text = STUDY + f"after:\n  jam: sh {jam} {tmp_path}/out/study.json\n"
+    done = tiny_run.dtopp("study", write_study(tmp_path, text), "seeds=[1]")
+    assert_refused(done, 3, tmp_path / "out/study.json", alone=False)
+    for variant in ("top-k", "dtop-p"):
+        assert (tmp_path / f"out/runs/{variant}-seed1/checkpoints/step-00000012/manifest.json").exists()
