@@ -1,8 +1,9 @@
 #include "dtopp/data/tokenizer/byte_pair_encoding.h"
 
+#include <algorithm>
 #include <bit>
 #include <limits>
-#include <queue>
+#include <utility>
 
 #include "dtopp/base/errors.h"
 
@@ -13,21 +14,89 @@ constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
 // Up to this many symbols, a scan for the best pair is faster than a queue.
 constexpr size_t kShortWord = 48;
 
-struct Symbol {
-  int32_t id;
-  uint32_t previous;
-  uint32_t next;
-  bool merged;  // into the symbol before it
+// The symbols of a long word, each at the position of its first byte-symbol.
+//
+// A symbol that was merged from n > 1 byte-symbols leaves n - 1 holes behind it. The first and the last hole
+// hold -n, which leads to the symbol's neighbors. Memory: 4 bytes per byte-symbol.
+class SymbolList {
+ public:
+  explicit SymbolList(std::vector<int32_t>& ids) : ids_(ids) {}
+
+  size_t end() const { return ids_.size(); }
+  int32_t id(size_t position) const { return ids_[position]; }
+  size_t next(size_t position) const {
+    const size_t after = position + 1;
+    return after < ids_.size() && ids_[after] < 0 ? position + hole_size(after) : after;
+  }
+  // Precondition: position > 0.
+  size_t previous(size_t position) const {
+    const size_t before = position - 1;
+    return ids_[before] < 0 ? position - hole_size(before) : before;
+  }
+  // Merges the symbol with the next one.
+  void merge(size_t position, int32_t id) {
+    const size_t end = next(next(position));
+    ids_[position] = id;
+    ids_[position + 1] = ids_[end - 1] = -static_cast<int32_t>(end - position);
+  }
+  // Removes the holes.
+  void compact() {
+    size_t count = 0;
+    for (size_t position = 0, after; position < ids_.size(); position = after) {
+      after = next(position);
+      ids_[count++] = ids_[position];
+    }
+    ids_.resize(count);
+  }
+
+ private:
+  size_t hole_size(size_t hole) const { return static_cast<size_t>(-ids_[hole]); }
+
+  std::vector<int32_t>& ids_;
 };
 
-// A pair that may be merged. The queue returns candidates by rank, then from left to right.
-struct Candidate {
-  uint32_t rank;
-  uint32_t position;
-  int32_t id;
-  bool operator<(const Candidate& other) const {
-    return rank != other.rank ? rank > other.rank : position > other.position;
+// Finds the position with the lowest rank, the leftmost of equals: a tournament between blocks of positions.
+// Memory: 4.5 bytes per position.
+class RankTournament {
+ public:
+  // `ranks` holds one rank per position, kNone for positions without a merge.
+  explicit RankTournament(std::vector<uint32_t> ranks)
+      : ranks_(std::move(ranks)),
+        leaves_(std::bit_ceil((ranks_.size() + kBlock - 1) / kBlock)),
+        least_(2 * leaves_, kNothing) {
+    for (size_t block = 0; block * kBlock < ranks_.size(); ++block) least_[leaves_ + block] = least_in(block);
+    for (size_t node = leaves_ - 1; node > 0; --node)
+      least_[node] = std::min(least_[2 * node], least_[2 * node + 1]);
   }
+
+  uint32_t lowest_rank() const { return static_cast<uint32_t>(least_[1] >> 32); }
+  size_t position() const { return static_cast<uint32_t>(least_[1]); }
+  void set(size_t position, uint32_t rank) {
+    ranks_[position] = rank;
+    const size_t block = position / kBlock;
+    uint64_t least = least_in(block);
+    for (size_t node = leaves_ + block; least_[node] != least; node /= 2) {
+      least_[node] = least;
+      if (node == 1) return;
+      least = std::min(least, least_[node ^ 1]);
+    }
+  }
+
+ private:
+  static constexpr size_t kBlock = 32;
+  static constexpr uint64_t kNothing = ~uint64_t{0};
+
+  // The lowest rank of a block in the upper half, its position in the lower.
+  uint64_t least_in(size_t block) const {
+    uint64_t least = kNothing;
+    for (size_t i = block * kBlock; i < std::min(ranks_.size(), (block + 1) * kBlock); ++i)
+      least = std::min(least, uint64_t{ranks_[i]} << 32 | i);
+    return least;
+  }
+
+  std::vector<uint32_t> ranks_;
+  size_t leaves_;                // of a binary tree
+  std::vector<uint64_t> least_;  // by node: 1 is the root, the children of n are 2 n and 2 n + 1
 };
 
 }  // namespace
@@ -128,40 +197,24 @@ void BytePairEncoding::merge_short(std::vector<int32_t>& symbols) const {
 }
 
 void BytePairEncoding::merge_long(std::vector<int32_t>& ids) const {
-  const uint32_t count = static_cast<uint32_t>(ids.size());
-  std::vector<Symbol> symbols(count);
-  std::vector<Candidate> candidates;
-  for (uint32_t i = 0; i < count; ++i) {
-    symbols[i] = {ids[i], i - 1, i + 1 < count ? i + 1 : kNone, false};
-    const Merge* merge = i + 1 < count ? merges_.find(ids[i], ids[i + 1]) : nullptr;
-    if (merge != nullptr) candidates.push_back({merge->rank, i, merge->id});
-  }
-  std::priority_queue<Candidate> queue(std::less<Candidate>{}, std::move(candidates));
-  const auto offer = [&](uint32_t position) {
-    const Symbol& symbol = symbols[position];
-    const Merge* merge = merges_.find(symbol.id, symbols[symbol.next].id);
-    if (merge != nullptr) queue.push({merge->rank, position, merge->id});
+  SymbolList symbols(ids);
+  const auto rank_at = [&](size_t position) {
+    const size_t next = symbols.next(position);
+    const Merge* merge =
+        next < symbols.end() ? merges_.find(symbols.id(position), symbols.id(next)) : nullptr;
+    return merge != nullptr ? merge->rank : kNone;
   };
-  while (!queue.empty()) {
-    const Candidate best = queue.top();
-    queue.pop();
-    Symbol& left = symbols[best.position];
-    if (left.merged || left.next == kNone) continue;
-    Symbol& right = symbols[left.next];
-    // Either symbol may have been merged with another one since the pair entered the queue.
-    const Merge* merge = merges_.find(left.id, right.id);
-    if (merge == nullptr || merge->id != best.id) continue;
-    left.id = best.id;
-    left.next = right.next;
-    right.merged = true;
-    if (left.next != kNone) {
-      symbols[left.next].previous = best.position;
-      offer(best.position);
-    }
-    if (left.previous != kNone) offer(left.previous);
+  std::vector<uint32_t> initial(ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) initial[i] = rank_at(i);
+  RankTournament ranks(std::move(initial));
+  while (ranks.lowest_rank() != kNone) {
+    const size_t left = ranks.position(), right = symbols.next(left);
+    symbols.merge(left, merges_.find(symbols.id(left), symbols.id(right))->id);
+    ranks.set(right, kNone);
+    ranks.set(left, rank_at(left));
+    if (left > 0) ranks.set(symbols.previous(left), rank_at(symbols.previous(left)));
   }
-  ids.clear();
-  for (uint32_t i = 0; i != kNone; i = symbols[i].next) ids.push_back(symbols[i].id);
+  symbols.compact();
 }
 
 }  // namespace dtopp::data

@@ -2,6 +2,7 @@
 style or with the pre-tokenizers of other families."""
 
 import json
+import os
 import random
 import subprocess
 
@@ -61,9 +62,29 @@ def test_every_code_point_beside_letters_digits_marks_and_spaces():
     assert_same_ids(SHIPPED, golden.shipped_tokenizer(), lines)
 
 
-@pytest.mark.parametrize("text", ["a", "ab", "\u0301\u0323", "é", " ", "日本"])
-def test_a_megabyte_without_a_break(text):
-    assert_same_ids(SHIPPED, golden.shipped_tokenizer(), [text * ((1 << 20) // len(text.encode()))])
+def long_words():
+    letters = random.Random(5)
+    return [text * ((1 << 20) // len(text.encode())) for text in ("a", "ab", "\u0301\u0323", "é", " ", "日本")] + \
+        ["".join(letters.choices(alphabet, k=length)) for alphabet, length in (("etaoinshr", 1 << 20), ("ab", 1 << 18),
+                                                                              ("aeé日", 1 << 18), ("qzxjv", 1 << 18))]
+
+
+@pytest.mark.parametrize("word", long_words(), ids=lambda word: word[:4])
+def test_a_megabyte_without_a_break(word):
+    assert_same_ids(SHIPPED, golden.shipped_tokenizer(), [word])
+
+
+@pytest.mark.parametrize("text", ["a", "etaoinshrdlu", "qzxjv"])
+def test_the_memory_of_a_long_word(tmp_path, text):
+    peaks = []
+    for megabytes in (1, 33):
+        (tmp_path / "word.txt").write_text(text * ((megabytes << 20) // len(text)))
+        process = subprocess.Popen([BINARY, "prepare", "text", tmp_path / "word.txt", "--tokenizer", SHIPPED, "--output",
+                                    tmp_path / str(megabytes)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        assert status == 0
+        peaks.append(usage.ru_maxrss * 1024)
+    assert peaks[1] - peaks[0] < 16 * (32 << 20), (peaks[1] - peaks[0]) / (32 << 20)
 
 
 @pytest.mark.parametrize("ignore_merges", [False, True])
