@@ -3,6 +3,8 @@
 #include <sstream>
 #include <string>
 
+#include <sys/resource.h>
+
 #include "cli/standard_streams.h"
 #include "cli/usage_errors.h"
 #include "cli/verbs.h"
@@ -66,10 +68,19 @@ int run(int argc, char** argv) {
   return static_cast<int>(dtopp::ExitStatus::kDone);
 }
 
+// Raises the limit on open files to the hard limit: every file of the data stays open during training.
+void raise_file_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   dtopp::cli::guard_standard_streams();
+  raise_file_limit();
   try {
     return run(argc, argv);
   } catch (const std::exception& error) {

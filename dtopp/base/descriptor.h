@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,6 +53,7 @@ class Descriptor {
   const std::filesystem::path& path() const { return path_; }
   int release() { return std::exchange(value_, -1); }
 
+  uint64_t size() const { return static_cast<uint64_t>(status().st_size); }
   struct stat status() const {
     struct stat status {};
     if (::fstat(value_, &status) != 0) throw file_error("read", path_, errno);
@@ -71,6 +73,21 @@ class Descriptor {
     const auto count = retry([&] { return ::read(value_, data, size); });
     if (count < 0) throw file_error("read", path_, errno);
     return static_cast<size_t>(count);
+  }
+
+  // Fills `out` with the bytes from `offset` on. Any thread may call it. Throws DataError if the file ends
+  // earlier, where a map would raise SIGBUS.
+  void read_at(uint64_t offset, std::span<std::byte> out) const {
+    while (!out.empty()) {
+      const auto count =
+          retry([&] { return ::pread(value_, out.data(), out.size(), static_cast<off_t>(offset)); });
+      if (count < 0) throw file_error("read", path_, errno);
+      if (count == 0)
+        throw DataError(path_.string() + ": byte " + std::to_string(offset) +
+                        ": the file ends: it became shorter since it was opened; restore it");
+      offset += static_cast<uint64_t>(count);
+      out = out.subspan(static_cast<size_t>(count));
+    }
   }
 
  private:

@@ -86,7 +86,7 @@ FileError file_error(const std::string& action, const fs::path& path, int error_
 
 std::string read_file(const fs::path& path, uint64_t limit) {
   const Descriptor descriptor = open_regular(path);
-  const auto size = static_cast<uint64_t>(descriptor.status().st_size);
+  const uint64_t size = descriptor.size();
   const auto too_large = [&] {
     return DataError(path.string() + ": larger than the " + std::to_string(limit) + " bytes allowed here");
   };
@@ -215,7 +215,7 @@ void write_file_atomically(const fs::path& path, std::string_view bytes) {
 
 MappedFile::MappedFile(const fs::path& path) : path_(path) {
   const Descriptor descriptor = open_regular(path_);
-  size_ = descriptor.status().st_size;
+  size_ = descriptor.size();
   if (size_ == 0) return;  // mmap rejects empty maps
   void* const data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor.get(), 0);
   if (data == MAP_FAILED) throw file_error("map", path_, errno);

@@ -169,18 +169,52 @@ std::vector<Entry> parse_header(std::string_view header, const ByteReader& reade
   return std::move(handler.entries);
 }
 
-TensorView view_of(Entry& entry, ByteReader& data, uint64_t data_start) {
-  const auto fail = [&](const std::string& cause) { data.fail("tensor \"" + entry.name + "\": " + cause); };
+// Returns the place of a tensor whose data must begin at `begin` of the file.
+TensorPlace place_of(Entry& entry, const fs::path& path, uint64_t data_start, uint64_t begin_in_file,
+                     uint64_t file_bytes) {
+  const auto fail = [&](const std::string& cause) {
+    throw DataError(path.string() + ": byte " + std::to_string(begin_in_file) + ": tensor \"" + entry.name +
+                    "\": " + cause);
+  };
   const uint64_t element = element_bytes(entry.dtype);
   if (element == 0) fail("unknown dtype \"" + entry.dtype + "\"");
   const auto bytes = tensor_bytes(element, entry.shape);
   if (!bytes) fail("its size overflows");
   const uint64_t begin = entry.offsets[0], end = entry.offsets[1];
-  if (begin != data.offset() - data_start)
+  if (begin != begin_in_file - data_start)
     fail("begins with a gap or an overlap, at " + std::to_string(begin));
   if (end < begin || end - begin != *bytes)
     fail("data_offsets do not fit its " + std::to_string(*bytes) + " bytes");
-  return {std::move(entry.name), std::move(entry.dtype), std::move(entry.shape), data.take(*bytes)};
+  if (*bytes > file_bytes - begin_in_file)
+    fail("needs " + std::to_string(*bytes) + " bytes, has " + std::to_string(file_bytes - begin_in_file));
+  return {std::move(entry.name), std::move(entry.dtype), std::move(entry.shape), begin_in_file, *bytes};
+}
+
+// Returns the places of all tensors, in the order of their data. `beginning` holds at least the header, or
+// the whole file if that is shorter.
+std::vector<TensorPlace> read_places(std::span<const std::byte> beginning, uint64_t file_bytes,
+                                     const fs::path& path) {
+  ByteReader reader(beginning, path.string());
+  const auto header_bytes = reader.read<uint64_t>();
+  if (header_bytes > kMaxHeaderBytes)
+    reader.fail("a header of " + std::to_string(header_bytes) + " bytes; not a safetensors file");
+  const auto header = reader.take_text(header_bytes);
+  const uint64_t data_start = reader.offset();
+  uint64_t end = data_start;
+  std::vector<TensorPlace> places;
+  std::set<std::string_view> names;
+  auto entries = parse_header(header, reader);
+  places.reserve(entries.size());
+  for (auto& entry : entries) {
+    places.push_back(place_of(entry, path, data_start, end, file_bytes));
+    end += places.back().size;
+    if (!names.insert(places.back().name).second)
+      reader.fail("tensor \"" + places.back().name + "\": appears twice");
+  }
+  if (end != file_bytes)
+    throw DataError(path.string() + ": byte " + std::to_string(end) + ": " +
+                    std::to_string(file_bytes - end) + " bytes that belong to no tensor");
+  return places;
 }
 
 std::string header_of(const fs::path& path, const std::vector<TensorSource>& tensors,
@@ -220,22 +254,28 @@ void read_all(const fs::path& path, const std::vector<TensorSource>& tensors, co
 
 }  // namespace
 
+SafetensorsReader::SafetensorsReader(const fs::path& path) : file_(open_regular(path)) {
+  const uint64_t file_bytes = file_.size();
+  std::vector<std::byte> beginning(std::min<uint64_t>(file_bytes, sizeof(uint64_t)));
+  file_.read_at(0, beginning);
+  const auto header_bytes = ByteReader(beginning, path.string()).read<uint64_t>();
+  beginning.resize(std::min(file_bytes, sizeof(uint64_t) + std::min(header_bytes, kMaxHeaderBytes)));
+  file_.read_at(0, beginning);
+  for (TensorPlace& place : read_places(beginning, file_bytes, path))
+    tensors_.emplace(place.name, std::move(place));
+}
+
+const TensorPlace* SafetensorsReader::find(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? nullptr : &found->second;
+}
+
 SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path) {
-  ByteReader reader(file_.bytes(), path.string());
-  const auto header_bytes = reader.read<uint64_t>();
-  if (header_bytes > kMaxHeaderBytes)
-    reader.fail("a header of " + std::to_string(header_bytes) + " bytes; not a safetensors file");
-  const auto header = reader.take_text(header_bytes);
-  const uint64_t data_start = reader.offset();
-  auto entries = parse_header(header, reader);
-  tensors_.reserve(entries.size());
-  for (auto& entry : entries) {
-    tensors_.push_back(view_of(entry, reader, data_start));
-    if (!by_name_.emplace(tensors_.back().name, tensors_.size() - 1).second)
-      reader.fail("tensor \"" + tensors_.back().name + "\": appears twice");
+  for (TensorPlace& place : read_places(file_.bytes(), file_.bytes().size(), path)) {
+    by_name_.emplace(place.name, tensors_.size());
+    tensors_.push_back({std::move(place.name), std::move(place.dtype), std::move(place.shape),
+                        file_.bytes().subspan(place.begin, place.size)});
   }
-  if (reader.remaining() != 0)
-    reader.fail(std::to_string(reader.remaining()) + " bytes that belong to no tensor");
 }
 
 const TensorView* SafetensorsFile::find(const std::string& name) const {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "dtopp/base/descriptor.h"
 #include "dtopp/base/files.h"
 
 namespace dtopp {
@@ -21,10 +22,36 @@ struct TensorView {
   std::span<const std::byte> bytes;
 };
 
-// A memory-mapped safetensors file. Its views are valid during its lifetime.
+// A tensor of a file whose bytes are not in memory.
+struct TensorPlace {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  uint64_t begin;  // in the file
+  uint64_t size;   // bytes
+};
+
+// A safetensors file that is read on demand, from any thread. Data that somebody may change in the meantime
+// are read this way: a file that became shorter is a DataError, where a map raises SIGBUS.
 //
 // Throws:        DataError (file, byte, cause) unless header, offsets, shapes and dtypes are consistent and
 //                in bounds, the data has no gaps or overlaps, and the header has at most 100 MB
+class SafetensorsReader {
+ public:
+  explicit SafetensorsReader(const std::filesystem::path& path);
+  const TensorPlace* find(const std::string& name) const;  // null if absent
+  // Reads bytes [offset, offset + out.size()) of a tensor. Precondition: they lie within it.
+  void read(const TensorPlace& tensor, uint64_t offset, std::span<std::byte> out) const {
+    file_.read_at(tensor.begin + offset, out);
+  }
+  const Descriptor& file() const { return file_; }
+
+ private:
+  Descriptor file_;
+  std::map<std::string, TensorPlace> tensors_;
+};
+
+// A memory-mapped safetensors file. Its views are valid during its lifetime. Throws like SafetensorsReader.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);

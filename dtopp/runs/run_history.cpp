@@ -97,8 +97,9 @@ class HistoryReader {
 }  // namespace
 
 RunHistory read_run_history(const fs::path& metrics_file) {
-  const MappedFile file(metrics_file);
-  std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  // Read, not mapped: a run that resumes meanwhile makes the file shorter.
+  const std::string all = read_file(metrics_file, std::numeric_limits<uint64_t>::max());
+  std::string_view text = all;
   HistoryReader reader(metrics_file);
   for (size_t end = text.find('\n'); end != std::string_view::npos; end = text.find('\n')) {
     reader.read_line(text.substr(0, end));

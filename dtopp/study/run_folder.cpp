@@ -158,7 +158,7 @@ int64_t last_step(const StudyRun& run) {
   const fs::path path = metrics_of_run(run);
   if (path_kind(path) == PathKind::kNothing || !content_of(run, read_fields(run.directory)).is_same) return 0;
   const Descriptor file = open_regular(path);
-  const off_t size = file.status().st_size;
+  const off_t size = static_cast<off_t>(file.size());
   const off_t begin = std::max<off_t>(0, size - kTail);
   if (::lseek(file.get(), begin, SEEK_SET) < 0) throw file_error("read", path, errno);
   std::string tail(static_cast<size_t>(size - begin) + 1, '\n');

@@ -56,6 +56,12 @@ uint64_t header_size(ByteReader& reader) {
 
 }  // namespace
 
+std::vector<std::byte> read_npy_beginning(const Descriptor& file) {
+  std::vector<std::byte> beginning(std::min(file.size(), 2 * kMaxHeaderBytes));
+  file.read_at(0, beginning);
+  return beginning;
+}
+
 bool begins_as_npy(std::span<const std::byte> bytes) {
   return std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()).starts_with(kNpyMagic);
 }
@@ -71,16 +77,18 @@ NpyHeader read_npy_header(ByteReader& reader) {
   return {*descr, *fortran_order != "False", parse_shape(*shape, reader)};
 }
 
-std::span<const std::byte> read_npy_data(ByteReader& reader, const std::vector<int64_t>& shape,
-                                         uint64_t element_bytes) {
+void require_npy_bytes(const ByteReader& reader, const std::vector<int64_t>& shape, uint64_t element_bytes,
+                       uint64_t remaining) {
   uint64_t count = 1;
   for (const int64_t side : shape) {
     if (__builtin_mul_overflow(count, static_cast<uint64_t>(side), &count)) reader.fail("its size overflows");
   }
-  const auto bytes = reader.take(count, element_bytes);
-  if (reader.remaining() != 0)
-    reader.fail(std::to_string(reader.remaining()) + " bytes follow the array of " + std::to_string(count));
-  return bytes;
+  if (count > remaining / element_bytes)
+    reader.fail("needs " + std::to_string(count) + " x " + std::to_string(element_bytes) + " bytes, has " +
+                std::to_string(remaining));
+  if (count * element_bytes != remaining)
+    reader.fail(std::to_string(remaining - count * element_bytes) + " bytes follow the array of " +
+                std::to_string(count));
 }
 
 }  // namespace dtopp::data

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dtopp/base/byte_reader.h"
+#include "dtopp/base/descriptor.h"
 
 namespace dtopp::data {
 
@@ -18,6 +19,9 @@ struct NpyHeader {
   std::vector<int64_t> shape;  // at most 8 sizes
 };
 
+// Reads the beginning of a file, which holds the header if the file is .npy.
+std::vector<std::byte> read_npy_beginning(const Descriptor& file);
+
 // Returns true if `bytes` begin with the magic string of the .npy format.
 bool begins_as_npy(std::span<const std::byte> bytes);
 
@@ -26,8 +30,8 @@ bool begins_as_npy(std::span<const std::byte> bytes);
 // shape. Precondition: the bytes begin as .npy.
 NpyHeader read_npy_header(ByteReader& reader);
 
-// Returns the array's bytes, which follow the header. Throws DataError unless they fill the rest of the file.
-std::span<const std::byte> read_npy_data(ByteReader& reader, const std::vector<int64_t>& shape,
-                                         uint64_t element_bytes);
+// Throws DataError unless the array has exactly `remaining` bytes, those that follow the header.
+void require_npy_bytes(const ByteReader& reader, const std::vector<int64_t>& shape, uint64_t element_bytes,
+                       uint64_t remaining);
 
 }  // namespace dtopp::data

@@ -1,7 +1,9 @@
 // Processes items in several threads and returns the results in the order of the items.
 //
 // One thread produces items, worker threads turn each item into a result, and the caller takes the results in
-// order. At most 2 * num_workers + 3 items exist at a time, which bounds the memory.
+// order. At most 2 * num_workers + 3 items exist at a time. Those between producer and caller take at most
+// kMaxBytesPerWorker * (num_workers + 1) bytes, or are one item: item.bytes is the memory of an item or its
+// result, whichever takes more.
 #pragma once
 
 #include <condition_variable>
@@ -22,6 +24,8 @@
 
 namespace dtopp::data {
 
+inline constexpr uint64_t kMaxBytesPerWorker = uint64_t{1} << 25;
+
 template <class Source, class Work>
 class OrderedWorkers {
  public:
@@ -36,7 +40,10 @@ class OrderedWorkers {
   //
   // Throws:        ResourceError if a thread cannot be started
   OrderedWorkers(Source source, Work work, int num_workers)
-      : source_(std::move(source)), work_(std::move(work)), limit_(2 * static_cast<size_t>(num_workers) + 2) {
+      : source_(std::move(source)),
+        work_(std::move(work)),
+        limit_(2 * static_cast<size_t>(num_workers) + 2),
+        max_bytes_(kMaxBytesPerWorker * (static_cast<uint64_t>(num_workers) + 1)) {
     threads_.reserve(static_cast<size_t>(num_workers) + 1);
     try {
       threads_.emplace_back([this] { run_producer(); });
@@ -59,10 +66,11 @@ class OrderedWorkers {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !pending_.empty() || finished_; });
     if (pending_.empty()) return std::nullopt;
-    std::future<Result> result = std::move(pending_.front());
+    std::future<Result> result = std::move(pending_.front().result);
     lock.unlock();
     result.wait();  // before pop_front(), so that the item still counts as in flight
     lock.lock();
+    pending_bytes_ -= pending_.front().bytes;
     pending_.pop_front();
     lock.unlock();
     changed_.notify_all();
@@ -74,6 +82,10 @@ class OrderedWorkers {
     Item item;
     std::promise<Result> promise;
   };
+  struct Pending {
+    std::future<Result> result;
+    uint64_t bytes;
+  };
 
   void run_producer() {
     for (;;) {
@@ -84,12 +96,14 @@ class OrderedWorkers {
       } catch (...) {
         error = std::current_exception();
       }
+      const uint64_t bytes = item ? item->bytes : 0;
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return pending_.size() < limit_ || stopped_; });
+      changed_.wait(lock, [&] { return stopped_ || has_room(bytes); });
       if (stopped_) return;
       if (item || error) {
         std::promise<Result> promise;
-        pending_.push_back(promise.get_future());
+        pending_.push_back({promise.get_future(), bytes});
+        pending_bytes_ += bytes;
         if (error)
           promise.set_exception(error);
         else
@@ -100,6 +114,11 @@ class OrderedWorkers {
       changed_.notify_all();
       if (!item) return;
     }
+  }
+
+  // Precondition: mutex_ is locked.
+  bool has_room(uint64_t bytes) const {
+    return pending_.empty() || (pending_.size() < limit_ && pending_bytes_ + bytes <= max_bytes_);
   }
 
   void run_worker(int worker) {
@@ -130,11 +149,13 @@ class OrderedWorkers {
   Source source_;
   Work work_;
   size_t limit_;
+  uint64_t max_bytes_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Task> tasks_;                   // items that no worker has taken yet
-  std::deque<std::future<Result>> pending_;  // results that the caller has not taken yet, in order
-  bool finished_ = false;                    // the producer has ended
+  std::deque<Task> tasks_;       // items that no worker has taken yet
+  std::deque<Pending> pending_;  // results that the caller has not taken yet, in order
+  uint64_t pending_bytes_ = 0;
+  bool finished_ = false;  // the producer has ended
   bool stopped_ = false;
   std::vector<std::thread> threads_;
 };

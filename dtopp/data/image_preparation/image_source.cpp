@@ -45,6 +45,7 @@ bool is_picture(MemberRole role) {
 
 // Limits of a batch: a batch ends when it reaches one of them.
 constexpr uint64_t kImageBatchBytes = uint64_t{1} << 18;
+constexpr uint64_t kImageBatchDecodedBytes = uint64_t{1} << 24;
 constexpr size_t kImageBatchSamples = 64;
 constexpr size_t kImageBatchFiles = 8;  // files that the worker reads itself
 
@@ -169,10 +170,10 @@ std::optional<ImageBatch> ImageBatches::next() {
   if (next_ == paths_.size()) return std::nullopt;
   if (!source_) open();
   ImageBatch batch;
-  batch.source = source_;
   size_t files = 0;
-  for (uint64_t bytes = 0;
-       bytes < kImageBatchBytes && files < kImageBatchFiles && batch.samples.size() < kImageBatchSamples;) {
+  uint64_t bytes = 0;
+  while (bytes < kImageBatchBytes && batch.bytes < kImageBatchDecodedBytes && files < kImageBatchFiles &&
+         batch.samples.size() < kImageBatchSamples) {
     auto sample = with_file_at_work(paths_[next_].string(), [this] { return source_->next(/*load=*/true); });
     if (!sample) {
       require_unchanged();
@@ -181,9 +182,12 @@ std::optional<ImageBatch> ImageBatches::next() {
       ++next_;
       break;
     }
-    if (sample->picture) bytes += sample->picture->bytes.size();
-    if (sample->array) bytes += sample->array->bytes.size();
-    if (sample->image) bytes += sample->image->bytes.size();
+    bytes += sample->row_bytes;
+    batch.bytes += sample->row_bytes;
+    for (const auto* member : {&sample->picture, &sample->array, &sample->number, &sample->json})
+      if (*member) bytes += (*member)->bytes.size();
+    for (const auto* member : {&sample->picture, &sample->array})
+      if (*member) batch.bytes += (*member)->decoded_bytes();
     files += (sample->picture && !sample->picture->path.empty()) ||
              (sample->array && !sample->array->path.empty());
     batch.samples.push_back(*std::move(sample));

@@ -18,8 +18,8 @@ class ImageSource {
  public:
   virtual ~ImageSource() = default;
   // Returns the next sample in the source's order; nullopt after the last one. Without `load`, pictures and
-  // arrays may lack their bytes; .cls and .json members always have them. Samples may be views of a file that
-  // the source keeps open. Throws DataError, naming file and byte, if the source itself is damaged.
+  // arrays lack their bytes; .cls and .json members always have them. Throws DataError, naming file and byte,
+  // if the source itself is damaged.
   virtual std::optional<RawSample> next(bool load) = 0;
 };
 
@@ -77,7 +77,7 @@ inline constexpr int64_t kMaxClasses = 100'000;
 // Consecutive samples of one source.
 struct ImageBatch {
   std::vector<RawSample> samples;
-  std::shared_ptr<ImageSource> source;  // keeps the file open that the samples are views of
+  uint64_t bytes = 0;  // of the samples and of their decoded pictures
   bool ends_source = false;
 };
 
@@ -98,7 +98,7 @@ class ImageBatches {
   std::vector<std::filesystem::file_time_type> changed_;  // time of the last change per source
   size_t next_;                                           // index of the current source
   uint64_t skip_;                                         // samples to skip when it is opened
-  std::shared_ptr<ImageSource> source_;
+  std::unique_ptr<ImageSource> source_;
 };
 
 // Each opens or describes one kind of source.

@@ -2,10 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <utility>
+#include <vector>
 
+#include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/data/image_codec/picture.h"
+#include "dtopp/data/image_codec/picture_size.h"
 #include "dtopp/data/text/unicode.h"
 
 namespace dtopp::data {
@@ -31,6 +36,23 @@ std::string RawMember::load() && {
   } catch (const DataError& error) {
     const std::string message = error.what(), prefix = path.string() + ": ";
     throw DataError(message.starts_with(prefix) ? message.substr(prefix.size()) : message);
+  }
+}
+
+uint64_t RawMember::decoded_bytes() const {
+  constexpr uint64_t kBeginning = uint64_t{1} << 17;
+  const auto add_picture = [](std::span<const std::byte> beginning, uint64_t file_bytes) {
+    const uint64_t pixels = declared_pixels(beginning).value_or(kMaxPixels);
+    return file_bytes + (pixels <= kMaxPixels ? 3 * pixels : 0);  // more are refused before decoding
+  };
+  if (path.empty()) return add_picture(std::as_bytes(std::span(bytes)), bytes.size());
+  try {
+    const Descriptor file = open_regular(path);
+    std::vector<std::byte> beginning(std::min(file.size(), kBeginning));
+    file.read_at(0, beginning);
+    return add_picture(beginning, file.size());
+  } catch (const DataError&) {  // NOLINT: load() reports it
+    return 0;
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,6 +20,10 @@ struct RawMember {
   // Returns the bytes. Throws DataError if the file cannot be read, is not a regular file or is larger than
   // kMaxMemberBytes; the message holds only the cause.
   std::string load() &&;
+  // Returns the bytes of the member and of the picture that it declares. Reads only the beginning of a file;
+  // if that does not tell the size, the picture counts as the largest. Returns 0 for a file that cannot be
+  // read, which load() reports.
+  uint64_t decoded_bytes() const;
 };
 
 // The largest size of a member of an archive or of a file.
@@ -33,8 +38,10 @@ struct RawSample {
   std::optional<RawMember> number;   // .cls: the class as a number
   std::optional<RawMember> json;     // .json: the class under "label"
   std::string folder;                // name of the folder that holds the sample
-  // A sample in an array file: views of the file, which its source keeps open.
+  // A sample in an array file: views of `rows`.
   std::optional<TensorView> image, flipped, text;
+  std::unique_ptr<std::byte[]> rows;
+  uint64_t row_bytes = 0;
   int64_t label = -1;
 };
 

@@ -1,7 +1,7 @@
 // Reads prepared images (the output of `dtopp prepare images`) by index, from any thread.
 //
 // The samples of one or more folders are concatenated. Reading sample i does not depend on earlier reads.
-// Files are memory-mapped, so the bytes of a sample are read on access.
+// The bytes of a sample are read on access.
 #pragma once
 
 #include <cstdint>

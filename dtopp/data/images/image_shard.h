@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "dtopp/base/safetensors.h"
 #include "dtopp/data/images/image_facts.h"
@@ -25,25 +26,33 @@ class ImageShard {
   int64_t text(uint64_t index, std::span<float> out) const;
 
  private:
-  using Bytes = std::span<const std::byte>;
-
-  const TensorView& tensor(const std::string& name, const std::string& dtype) const;
+  const TensorPlace& tensor(const std::string& name, const std::string& dtype) const;
   // Returns a tensor with one row per sample; `rest` are the other dimensions.
-  Bytes of_samples(const std::string& name, const std::string& dtype, const std::vector<int64_t>& rest);
+  const TensorPlace* of_samples(const std::string& name, const std::string& dtype,
+                                const std::vector<int64_t>& rest);
   // Returns a tensor of offsets: the beginning of each sample's rows, and the end of the last one's.
-  Bytes offsets_of(const std::string& name);
-  // Returns a sample's rows, each of `size` bytes.
-  Bytes piece(Bytes rows, Bytes offsets, uint64_t size, uint64_t index) const;
+  const TensorPlace* offsets_of(const std::string& name);
+  int64_t integer(const TensorPlace& integers, uint64_t index) const;
+  std::vector<std::byte> read(const TensorPlace& tensor, uint64_t offset, uint64_t size) const;
+  // Reads a sample's rows, each of `size` bytes.
+  std::vector<std::byte> piece(const TensorPlace& rows, const TensorPlace& offsets, uint64_t size,
+                               uint64_t index) const;
   void count(uint64_t images);
   [[noreturn]] void fail(const std::string& cause) const;
   [[noreturn]] void fail(uint64_t index, const std::string& cause) const;
 
   const ImageFacts& facts_;
   std::filesystem::path path_;
-  SafetensorsFile file_;
+  SafetensorsReader file_;
   uint64_t images_ = 0;
   bool is_counted_ = false;
-  Bytes samples_, flipped_, offsets_, labels_, text_, text_offsets_;
+  // Tensors of file_, which keeps their addresses when it is moved; null if the facts name no such tensor.
+  const TensorPlace* samples_ = nullptr;
+  const TensorPlace* flipped_ = nullptr;
+  const TensorPlace* offsets_ = nullptr;
+  const TensorPlace* labels_ = nullptr;
+  const TensorPlace* text_ = nullptr;
+  const TensorPlace* text_offsets_ = nullptr;
 };
 
 }  // namespace dtopp::data

@@ -32,13 +32,14 @@ std::optional<TextBatch> BatchReader::next() {
 TextBatch BatchReader::read_batch() {
   const fs::path& path = files_[position_.source].path;
   if (!lines_) lines_.emplace(path, position_.text, options_);
-  TextBatch batch{path, {}, {}};
+  TextBatch batch;
+  batch.path = path;
   bool more = true;
-  for (uint64_t bytes = 0; bytes < batch_bytes_;) {
+  while (batch.bytes < batch_bytes_) {
     std::string line;
     more = lines_->next(line);
     if (!more) break;
-    bytes += line.size() + 1;
+    batch.bytes += line.size() + 1;
     batch.lines.push_back({lines_->line_number(), std::move(line)});
   }
   position_.text = lines_->position();

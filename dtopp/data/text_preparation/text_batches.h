@@ -52,6 +52,7 @@ struct TextBatch {
   };
   std::filesystem::path path;
   std::vector<Line> lines;
+  uint64_t bytes = 0;  // of the text
   CorpusPosition end;  // the next batch begins here
 };
 

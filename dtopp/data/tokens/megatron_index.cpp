@@ -1,9 +1,14 @@
 #include "dtopp/data/tokens/megatron_index.h"
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "dtopp/base/byte_reader.h"
+#include "dtopp/base/descriptor.h"
+#include "dtopp/base/errors.h"
 #include "dtopp/base/hash.h"
 
 namespace dtopp::data {
@@ -13,6 +18,7 @@ using namespace std::string_view_literals;
 
 constexpr std::string_view kIndexMagic = "MMIDIDX\0\0"sv;
 constexpr uint64_t kVersion = 1;
+constexpr uint64_t kHeadBytes = 34;  // before the three arrays
 constexpr uint8_t kInt32Code = 4;
 constexpr uint8_t kUint16Code = 8;
 
@@ -48,15 +54,48 @@ TokenType read_header(ByteReader& reader) {
   return *type;
 }
 
+// One of the three arrays of an index file, read from its first value to its last.
+template <class T>
+class IndexColumn {
+ public:
+  // Precondition: the file holds `count` values from `offset` on.
+  IndexColumn(const Descriptor& file, uint64_t offset, uint64_t count)
+      : file_(file), offset_(offset), unread_(count) {}
+
+  T next() {
+    constexpr uint64_t kPiece = uint64_t{1} << 15;
+    if (at_ == piece_.size()) {
+      piece_.resize(std::min(kPiece, unread_));
+      file_.read_at(offset_, std::as_writable_bytes(std::span(piece_)));
+      unread_ -= piece_.size();
+      at_ = 0;
+    }
+    offset_ += sizeof(T);
+    return piece_[at_++];
+  }
+
+  [[noreturn]] void fail(const std::string& cause) const {
+    throw DataError(file_.path().string() + ": byte " + std::to_string(offset_) + ": " + cause);
+  }
+
+ private:
+  const Descriptor& file_;
+  uint64_t offset_;
+  uint64_t unread_;
+  std::vector<T> piece_;
+  size_t at_ = 0;
+};
+
 // Checks that the sequences lie one after another without gaps. Returns the total number of ids.
-uint64_t check_sequences(ByteReader lengths, ByteReader pointers, uint64_t sequences, uint64_t id_size) {
+uint64_t check_sequences(IndexColumn<int32_t> lengths, IndexColumn<int64_t> pointers, uint64_t sequences,
+                         uint64_t id_size) {
   uint64_t total = 0;
   for (uint64_t i = 0; i < sequences; ++i) {
     const uint64_t begin = total * id_size;
-    if (pointers.read<int64_t>() != static_cast<int64_t>(begin))
+    if (pointers.next() != static_cast<int64_t>(begin))
       pointers.fail("sequence " + std::to_string(i) + " (the value before this byte) must begin at byte " +
                     std::to_string(begin) + " of the .bin file");
-    const auto length = lengths.read<int32_t>();
+    const int32_t length = lengths.next();
     if (length < 0)
       lengths.fail("sequence " + std::to_string(i) + " (the value before this byte) has the length " +
                    std::to_string(length));
@@ -66,13 +105,13 @@ uint64_t check_sequences(ByteReader lengths, ByteReader pointers, uint64_t seque
   return total;
 }
 
-void check_bounds(ByteReader& reader, uint64_t bounds, uint64_t sequences) {
+void check_bounds(IndexColumn<int64_t> values, uint64_t bounds, uint64_t sequences) {
   int64_t previous = 0;
   for (uint64_t i = 0; i < bounds; ++i) {
-    const auto bound = reader.read<int64_t>();
+    const int64_t bound = values.next();
     if (bound < previous || (i == 0 && bound != 0) || bound > static_cast<int64_t>(sequences) ||
         (i + 1 == bounds && bound != static_cast<int64_t>(sequences)))
-      reader.fail("document bound " + std::to_string(i) + " (the value before this byte) is " +
+      values.fail("document bound " + std::to_string(i) + " (the value before this byte) is " +
                   std::to_string(bound) + "; bounds must rise from 0 to " + std::to_string(sequences));
     previous = bound;
   }
@@ -81,25 +120,35 @@ void check_bounds(ByteReader& reader, uint64_t bounds, uint64_t sequences) {
 }  // namespace
 
 TokenPair open_megatron(const std::filesystem::path& bin, const std::filesystem::path& idx) {
-  const MappedFile index(idx);
-  ByteReader reader(index.bytes(), idx.string());
+  const Descriptor index = open_regular(idx);
+  const uint64_t index_bytes = index.size();
+  std::vector<std::byte> head(std::min(index_bytes, kHeadBytes));
+  index.read_at(0, head);
+  ByteReader reader(head, idx.string());
   const TokenType type = read_header(reader);
   const auto sequences = reader.read<uint64_t>();
   const auto bounds = reader.read<uint64_t>();
-  // Readers of the three arrays. take() checks that each array is complete before it is read.
-  ByteReader lengths = reader;
-  reader.take(sequences, sizeof(int32_t));
-  ByteReader pointers = reader;
-  reader.take(sequences, sizeof(int64_t));
-  ByteReader bound_values = reader;
-  reader.take(bounds, sizeof(int64_t));
-  if (reader.remaining() != 0) reader.fail(std::to_string(reader.remaining()) + " bytes follow the index");
+  uint64_t offset = kHeadBytes;
+  // Checks that the next array is complete, before it is read.
+  const auto begin_of = [&](uint64_t values, uint64_t size) {
+    if (values > (index_bytes - offset) / size)
+      throw DataError(idx.string() + ": byte " + std::to_string(offset) + ": needs " +
+                      std::to_string(values) + " x " + std::to_string(size) + " bytes, has " +
+                      std::to_string(index_bytes - offset));
+    return std::exchange(offset, offset + values * size);
+  };
+  const IndexColumn<int32_t> lengths(index, begin_of(sequences, sizeof(int32_t)), sequences);
+  const IndexColumn<int64_t> pointers(index, begin_of(sequences, sizeof(int64_t)), sequences);
+  const IndexColumn<int64_t> bound_values(index, begin_of(bounds, sizeof(int64_t)), bounds);
+  if (offset != index_bytes)
+    throw DataError(idx.string() + ": byte " + std::to_string(offset) + ": " +
+                    std::to_string(index_bytes - offset) + " bytes follow the index");
   if (bounds == 0) reader.fail("the index has no document bounds");
   const uint64_t count = check_sequences(lengths, pointers, sequences, size_of(type));
   check_bounds(bound_values, bounds, sequences);
-  MappedFile ids(bin);
-  if (ids.bytes().size() != count * size_of(type))
-    throw DataError(bin.string() + ": byte " + std::to_string(ids.bytes().size()) + ": the file ends, but " +
+  Descriptor ids = open_regular(bin);
+  if (ids.size() != count * size_of(type))
+    throw DataError(bin.string() + ": byte " + std::to_string(ids.size()) + ": the file ends, but " +
                     idx.filename().string() + " lists " + std::to_string(count * size_of(type)) +
                     " bytes; it is truncated or belongs to another index");
   return {TokenArray(std::move(ids), 0, type, count), bounds - 1};

@@ -26,27 +26,28 @@ TokenType type_of(std::string_view descr, const ByteReader& reader) {
               " cannot hold token ids; save a little-endian integer array");
 }
 
-TokenArray open_with_header(MappedFile file) {
-  ByteReader reader(file.bytes(), file.path().string());
+TokenArray open_with_header(Descriptor file, std::span<const std::byte> beginning) {
+  ByteReader reader(beginning, file.path().string());
   const NpyHeader header = read_npy_header(reader);
   const TokenType type = type_of(header.descr, reader);
   if (header.shape.size() != 1) reader.fail("the array is not one-dimensional");
   const uint64_t offset = reader.offset();
-  read_npy_data(reader, header.shape, size_of(type));
+  require_npy_bytes(reader, header.shape, size_of(type), file.size() - offset);
   return TokenArray(std::move(file), offset, type, static_cast<uint64_t>(header.shape[0]));
 }
 
 }  // namespace
 
 TokenArray open_npy(const std::filesystem::path& path, int64_t vocab_size) {
-  MappedFile file(path);
-  const auto bytes = file.bytes();
-  if (begins_as_npy(bytes)) return open_with_header(std::move(file));
+  Descriptor file = open_regular(path);
+  const auto beginning = read_npy_beginning(file);
+  if (begins_as_npy(beginning)) return open_with_header(std::move(file), beginning);
   const TokenType type = vocab_size > (int64_t{1} << 16) ? TokenType::kUint32 : TokenType::kUint16;
-  if (bytes.size() % size_of(type) != 0)
-    throw DataError(path.string() + ": byte " + std::to_string(bytes.size()) +
-                    ": ends within a token id of " + std::to_string(size_of(type)) + " bytes: truncated");
-  const uint64_t count = bytes.size() / size_of(type);
+  const uint64_t bytes = file.size();
+  if (bytes % size_of(type) != 0)
+    throw DataError(path.string() + ": byte " + std::to_string(bytes) + ": ends within a token id of " +
+                    std::to_string(size_of(type)) + " bytes: truncated");
+  const uint64_t count = bytes / size_of(type);
   return TokenArray(std::move(file), 0, type, count);
 }
 

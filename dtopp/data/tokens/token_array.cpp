@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "dtopp/base/byte_reader.h"
+#include "dtopp/base/errors.h"
 
 namespace dtopp::data {
 namespace {
@@ -33,8 +33,11 @@ auto visit_type(TokenType type, Visitor&& visitor) {
   return visitor(int64_t{});
 }
 
+// Widens the ids at the end of `out` in place, from the first to the last: none is overwritten before it is
+// read.
 template <class T>
-void copy_ids(const std::byte* from, std::span<int64_t> out) {
+void widen_ids(std::span<int64_t> out) {
+  const std::byte* const from = std::as_bytes(out).last(out.size() * sizeof(T)).data();
   for (size_t i = 0; i < out.size(); ++i) {
     T value;
     std::memcpy(&value, from + i * sizeof(T), sizeof(T));
@@ -48,16 +51,18 @@ uint64_t size_of(TokenType type) {
   return visit_type(type, [](auto id) -> uint64_t { return sizeof(id); });
 }
 
-TokenArray::TokenArray(MappedFile file, uint64_t offset, TokenType type, uint64_t count)
+TokenArray::TokenArray(Descriptor file, uint64_t offset, TokenType type, uint64_t count)
     : file_(std::move(file)), offset_(offset), type_(type), count_(count) {
-  ByteReader reader(file_.bytes(), path().string());
-  reader.take(offset);
-  reader.take(count, size_of(type));
+  const uint64_t bytes = file_.size();
+  if (offset > bytes || count > (bytes - offset) / size_of(type))
+    throw DataError(path().string() + ": byte " + std::to_string(bytes) + ": ends before " +
+                    std::to_string(count) + " ids of " + std::to_string(size_of(type)) + " bytes");
 }
 
 void TokenArray::read(uint64_t offset, std::span<int64_t> out) const {
-  const std::byte* const from = file_.bytes().data() + offset_ + offset * size_of(type_);
-  visit_type(type_, [&](auto id) { copy_ids<decltype(id)>(from, out); });
+  const uint64_t size = size_of(type_);
+  file_.read_at(offset_ + offset * size, std::as_writable_bytes(out).last(out.size() * size));
+  visit_type(type_, [&](auto id) { widen_ids<decltype(id)>(out); });
 }
 
 int64_t TokenArray::scan(Hasher& ids) const {

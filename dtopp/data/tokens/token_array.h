@@ -1,4 +1,4 @@
-// Maps the token ids of a .bin or .npy file into memory: one array of one integer type.
+// Reads the token ids of a .bin or .npy file: one array of one integer type.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "dtopp/base/files.h"
+#include "dtopp/base/descriptor.h"
 #include "dtopp/base/hash.h"
 
 namespace dtopp::data {
@@ -18,10 +18,11 @@ uint64_t size_of(TokenType type);  // bytes per id
 class TokenArray {
  public:
   // Wraps the `count` ids that begin at byte `offset` of `file`. Throws DataError if the file is too short.
-  TokenArray(MappedFile file, uint64_t offset, TokenType type, uint64_t count);
+  TokenArray(Descriptor file, uint64_t offset, TokenType type, uint64_t count);
 
   uint64_t size() const { return count_; }
-  // Copies ids [offset, offset + out.size()). Precondition: they lie within the array.
+  // Reads ids [offset, offset + out.size()). Precondition: they lie within the array. Throws DataError if the
+  // file became shorter.
   void read(uint64_t offset, std::span<int64_t> out) const;
   // Reads all ids and returns the largest; -1 if there are none. Adds each id to the hash `ids` as eight
   // bytes. Throws DataError, naming file and byte, if an id is negative.
@@ -29,7 +30,7 @@ class TokenArray {
   const std::filesystem::path& path() const { return file_.path(); }
 
  private:
-  MappedFile file_;
+  Descriptor file_;
   uint64_t offset_;
   TokenType type_;
   uint64_t count_;

@@ -1,7 +1,7 @@
 // Opens token data on disk as a stream of token ids.
 //
 // The data are a folder of Megatron .bin and .idx pairs with manifest.json, a .bin/.idx prefix, or .npy
-// arrays with or without a header. All are memory-mapped. Every header field is checked before use.
+// arrays with or without a header. Ids are read on demand. Every header field is checked before use.
 #pragma once
 
 #include <cstdint>

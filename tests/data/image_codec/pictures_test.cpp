@@ -6,6 +6,7 @@
 #include "dtopp/base/float_type.h"
 #include "dtopp/data/image_codec/decode_picture.h"
 #include "dtopp/data/image_codec/orientation.h"
+#include "dtopp/data/image_codec/picture_size.h"
 #include "dtopp/data/image_codec/resize.h"
 #include "dtopp/data/image_preparation/raw_sample.h"
 #include "tests/data/image_preparation/image_fixtures.h"
@@ -108,6 +109,21 @@ TEST(Pictures, a_png_gives_back_its_pixels) {
     EXPECT_EQ(decoded.picture.pixels, picture.pixels);
     EXPECT_EQ(decoded.format, PictureFormat::kPng);
   }
+}
+
+TEST(Pictures, the_beginning_declares_the_pixels) {
+  const auto pixels = [](std::string_view file) { return declared_pixels(std::as_bytes(std::span(file))); };
+  const std::string png = encode_png(random_picture(1, 20, 30));
+  EXPECT_EQ(pixels(png), 600U);
+  EXPECT_EQ(pixels(png.substr(0, 24)), 600U);
+  EXPECT_EQ(pixels("text"), 0U);
+  EXPECT_EQ(pixels(""), 0U);
+  using namespace std::string_view_literals;
+  // A JPEG: a comment of 3 bytes with the marker of a frame in it, fill bytes, and a frame of 258 x 772.
+  constexpr auto kJpeg = "\xff\xd8\xff\xfe\0\x05\xff\xc0\0\xff\xff\xff\xc2\0\x0b\x08\x01\x02\x03\x04\x01"sv;
+  EXPECT_EQ(pixels(kJpeg), uint64_t{258} * 772);
+  EXPECT_EQ(pixels(kJpeg.substr(0, 12)), std::nullopt);
+  EXPECT_EQ(pixels("\xff\xd8garbage"), std::nullopt);
 }
 
 TEST(Pictures, a_cut_png_is_an_error) {

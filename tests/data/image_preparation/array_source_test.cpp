@@ -30,5 +30,20 @@ TEST(ArraySource, refuses_samples_without_numbers) {
               HasSubstr("a.safetensors: holds samples without numbers"));
 }
 
+// A map of the file would raise SIGBUS.
+TEST(ArraySource, that_became_shorter_is_an_error) {
+  ScratchDirectory scratch;
+  const std::string samples(4 * 16'384, '\0');
+  write_text(scratch / "a.npy", npy_header("<f4", "(4, 1, 64, 64)") + samples);
+  write_safetensors(scratch / "a.safetensors",
+                    {tensor("latents", "F32", {4, 1, 64, 64}, std::vector<float>(4 * 4096))});
+  for (const char* name : {"a.npy", "a.safetensors"}) {
+    const auto source = open_images(scratch / name);
+    EXPECT_EQ(source->next(/*load=*/true)->image->bytes.size(), 16'384U);
+    std::filesystem::resize_file(scratch / name, 30'000);
+    EXPECT_THAT(error_of<DataError>([&] { source->next(/*load=*/true); }), HasSubstr("it became shorter"));
+  }
+}
+
 }  // namespace
 }  // namespace dtopp::data

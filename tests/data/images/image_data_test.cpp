@@ -98,6 +98,19 @@ TEST_F(ImageDataTest, folders_lie_end_to_end_and_must_be_alike) {
   EXPECT_NE(one_class.find("1 classes"), one_class.npos) << one_class;
 }
 
+// A map of the file would raise SIGBUS.
+TEST_F(ImageDataTest, that_became_shorter_is_an_error) {
+  for (const int size : {64, 65}) {
+    const fs::path folder = pictures("pictures" + std::to_string(size), size);
+    const auto data = ImageData::open({folder});
+    fs::resize_file(folder / "images-00001.safetensors", 4096);
+    std::vector<uint8_t> pixels(data.layout().shape.elements());
+    const auto message = error_of<DataError>([&] { data.pixels(3, pixels); });
+    EXPECT_NE(message.find("images-00001.safetensors: byte "), message.npos) << message;
+    EXPECT_NE(message.find("it became shorter"), message.npos) << message;
+  }
+}
+
 TEST_F(ImageDataTest, is_read_by_many_threads_at_once) {
   const auto data = ImageData::open({pictures("pictures", 70, 8)});
   std::vector<std::vector<uint8_t>> expected(8, std::vector<uint8_t>(data.layout().shape.elements()));

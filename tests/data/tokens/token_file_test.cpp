@@ -35,6 +35,22 @@ TEST(TokenFile, reads_a_megatron_pair_by_prefix_bin_or_idx) {
   }
 }
 
+// A map of the file would raise SIGBUS.
+TEST(TokenFile, that_became_shorter_is_an_error) {
+  const ScratchDirectory scratch;
+  write_bytes(scratch / "t.npy", array_bytes(std::vector<uint16_t>(20'000, 7)));
+  const auto stream = TokenStream::open(scratch / "t.npy");
+  fs::resize_file(scratch / "t.npy", 100);
+  std::vector<int64_t> tokens(50);
+  stream.read(0, tokens);
+  EXPECT_EQ(tokens, std::vector<int64_t>(50, 7));
+  for (const uint64_t offset : {1, 15'000}) {
+    const auto message = error_of<DataError>([&] { stream.read(offset, tokens); });
+    EXPECT_NE(message.find("t.npy: byte "), message.npos) << message;
+    EXPECT_NE(message.find("it became shorter"), message.npos) << message;
+  }
+}
+
 TEST(TokenFile, hashes_what_it_holds_wherever_that_lies) {
   const ScratchDirectory scratch;
   write_pair(scratch / "a", {}, ids_of_three_documents());

@@ -2,11 +2,14 @@
 memory."""
 
 import gzip
+import io
+import os
 import subprocess
 import tarfile
 import time
 
 import pytest
+from PIL import Image
 
 from folder_contents import contents
 from image_files import about, jpeg, prepare, write_tar
@@ -59,6 +62,34 @@ def test_a_bomb_of_zeros_in_a_tar_takes_neither_memory_nor_long(dtopp_binary, tm
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode == 3 and "a.tar.gz" in done.stderr, done.stderr
     assert time.time() - started < 30
+
+
+def peak_of_preparing(dtopp_binary, source, output):
+    """The largest resident memory in bytes."""
+    process = subprocess.Popen([dtopp_binary, "prepare", "images", source, "--output", output, "--workers", "2"],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    assert status == 0
+    return usage.ru_maxrss * 1024
+
+
+@pytest.mark.parametrize("kind", ["tar", "folder"])
+def test_memory_does_not_grow_with_the_number_of_large_pictures(dtopp_binary, tmp_path, kind):
+    file = io.BytesIO()
+    Image.new("RGB", (1550, 1550), (9, 8, 7)).save(file, "WEBP", lossless=True)
+    assert len(file.getvalue()) < 200, "7 MB of pixels in a small file"
+    peaks = []
+    for count in (8, 64):
+        members = {f"x/{i}.webp": file.getvalue() for i in range(count)}
+        source = tmp_path / f"{count}.tar"
+        write_tar(source, members)
+        if kind == "folder":
+            source = tmp_path / f"{count}"
+            (source / "x").mkdir(parents=True)
+            for name, content in members.items():
+                (source / name).write_bytes(content)
+        peaks.append(peak_of_preparing(dtopp_binary, source, tmp_path / f"out{count}"))
+    assert peaks[1] - peaks[0] < 100e6, peaks
 
 
 def test_links_in_a_folder_are_followed_but_not_in_circles(dtopp_binary, tmp_path):
