@@ -22,7 +22,7 @@ class ControllerCallback(TrainerCallback):
         self.controller = controller
 
     def on_train_begin(self, args, state, control, **_):
-        self.controller.set_loss_scale(1 / args.gradient_accumulation_steps)
+        dtopp.set_loss_scale(1 / args.gradient_accumulation_steps)
         path = pathlib.Path(args.output_dir) / f"checkpoint-{state.global_step}/controller.json"
         if state.global_step > 0:
             self.controller.load_state_dict(json.loads(path.read_text()))

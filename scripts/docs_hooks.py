@@ -17,6 +17,7 @@ PYTHON = """\
 ::: dtopp.Routing
 ::: dtopp.Experts
 ::: dtopp.ThresholdController
+::: dtopp.set_loss_scale
 ::: dtopp.functional
 """
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dtopp.controller import ThresholdController as ThresholdController
     from dtopp.functional import Routing as Routing
     from dtopp.layers import DTopPRouter as DTopPRouter, Experts as Experts, MoE as MoE
+    from dtopp.layers import set_loss_scale as set_loss_scale
 
 __version__ = "0.2.0"
 
@@ -20,8 +21,9 @@ _HOMES = {
     "MoE": "layers",
     "Routing": "functional",
     "ThresholdController": "controller",
+    "set_loss_scale": "layers",
 }
-__all__ = ["DTopPRouter", "Experts", "MoE", "Routing", "ThresholdController", "functional"]
+__all__ = ["DTopPRouter", "Experts", "MoE", "Routing", "ThresholdController", "functional", "set_loss_scale"]
 
 
 def __getattr__(name: str) -> Any:

@@ -31,9 +31,9 @@ class ThresholdController:
 
     The controller counts in training mode only, and counts recomputed activations once. It divides the
     routers' losses by the number of routers; with method top_k or top_p it does nothing else but metrics().
-    Call step() after the optimizer's step, or attach() it there. Call set_loss_scale(1 / n) if gradients of n
-    micro-batches are added up. Compile, wrap or shard the model before or after. Every process of the group
-    must call step() equally often.
+    Call step() after the optimizer's step, or attach() it there. Call dtopp.set_loss_scale(1 / n) if gradients
+    of n micro-batches are added up. Compile, wrap or shard the model before or after. Every process of the
+    group must call step() equally often.
 
     Args:
         model: any module that contains MoE or DTopPRouter modules.
@@ -69,7 +69,8 @@ class ThresholdController:
             router.counts_probs = self._needs_histogram
         self._used_C = self._threshold_C
         self._counts: StepCounts | None = None
-        self.set_loss_scale(1.0)
+        for router in self.routers:
+            router.loss_scale.fill_(1 / len(self.routers))
         self._write()
 
     @torch.no_grad()
@@ -91,12 +92,6 @@ class ThresholdController:
     def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
         """Calls step() after each step of the optimizer. The handle's remove() ends that."""
         return optimizer.register_step_post_hook(lambda *_: self.step())
-
-    def set_loss_scale(self, scale: float) -> None:
-        """Sets the factor of the routers' losses: 1 / n for the mean over n micro-batches, the factor that
-        the caller of backward applies to the model's own loss."""
-        for router in self.routers:
-            router.loss_scale.fill_(scale / len(self.routers))
 
     def state_dict(self) -> dict[str, Any]:
         """threshold, error_sum and steps as in a checkpoint's router.safetensors. The first two are numbers, or

@@ -18,6 +18,22 @@ CUMULATIVE_PROB_BINS = 4096
 LOSSES = ("load_balance", "dynamic", "router_z")
 
 
+def set_loss_scale(scale: float | Tensor) -> None:
+    """Sets the factor by which the training loss is multiplied before its backward pass; initially 1.
+
+    The gradients of all routers' losses are multiplied by it. Call it before the forward pass with
+    `scaler.get_scale()` of a GradScaler, or with 1 / n if the loss is divided over n micro-batches, or with
+    their product.
+
+    Raises:
+        ValueError: a scale that is not above 0 and finite.
+    """
+    factor = float(scale)
+    _expect(0 < factor < float("inf"), f"a loss scale above 0 and finite, got {factor}")
+    # .data: autograd allows a new scale between forward and backward pass, which then takes it.
+    operators.loss_scale.data.fill_(factor)
+
+
 class DTopPRouter(nn.Module):
     """Routes each token to experts: logits z = W x, then dtopp.functional.route.
 
@@ -27,7 +43,8 @@ class DTopPRouter(nn.Module):
 
     with f_i the share of tokens routed to expert i (a constant) and Q_i the mean of P_i. In training they
     enter through the gradient of the gates, so the training loss must not add them. They are multiplied by
-    `loss_scale`, which a ThresholdController sets to 1 / (number of layers).
+    `loss_scale`, which a ThresholdController sets to 1 / (number of layers). If the training loss is scaled
+    before its backward pass, call `dtopp.set_loss_scale`.
 
     Everything from the logits on is computed in f32 (f64 for f64 parameters), also under autocast.
 
@@ -104,7 +121,7 @@ class DTopPRouter(nn.Module):
         if not weighted:
             return routing
         loss = sum(weighted[1:], start=weighted[0]) * self.loss_scale.to(real)
-        return routing._replace(gates_TE=operators.add_loss(routing.gates_TE, loss))
+        return routing._replace(gates_TE=operators.add_loss(routing.gates_TE, loss, operators.loss_scale))
 
     def _losses(self, routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
         tokens = max(routing.gates_TE.shape[0], 1)

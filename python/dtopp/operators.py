@@ -66,19 +66,27 @@ def _(tally: Tensor, counts: Tensor) -> None:
 
 
 @torch.library.custom_op("dtopp::add_loss", mutates_args=())
-def add_loss(gates_TE: Tensor, loss: Tensor) -> Tensor:
-    """Returns the gates. Their backward pass also gives `loss`, f32 [], the gradient 1, as if it were added
-    to the objective."""
+def add_loss(gates_TE: Tensor, loss: Tensor, scale: Tensor) -> Tensor:
+    """Returns the gates. Their backward pass also gives `loss`, f32 [], the gradient `scale`, f32 [], as if
+    scale * loss were added to the objective."""
     return gates_TE.clone()
 
 
 @add_loss.register_fake
-def _(gates_TE: Tensor, loss: Tensor) -> Tensor:
+def _(gates_TE: Tensor, loss: Tensor, scale: Tensor) -> Tensor:
     return torch.empty_like(gates_TE)
 
 
-def _add_loss_grads(ctx: Any, grad_gates_TE: Tensor) -> tuple[Tensor, Tensor]:
-    return grad_gates_TE, grad_gates_TE.new_ones(())
+def _save_for_add_loss(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[2])
 
 
-add_loss.register_autograd(_add_loss_grads)
+def _add_loss_grads(ctx: Any, grad_gates_TE: Tensor) -> tuple[Tensor, Tensor, None]:
+    return grad_gates_TE, grad_gates_TE.new_ones(()) * ctx.saved_tensors[0], None
+
+
+add_loss.register_autograd(_add_loss_grads, setup_context=_save_for_add_loss)
+
+# Multiplies the gradients of all routers' losses. It lies on the CPU: kernels of every device take it as an
+# argument.
+loss_scale = torch.ones(())

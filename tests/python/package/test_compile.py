@@ -127,7 +127,7 @@ def test_opcheck(both_forms, name):
     gates = moe.gate(x).gates_TE.detach().requires_grad_()
     arguments = {"experts": (x, gates, moe.experts.gate_up_proj, moe.experts.down_proj),
                  "tally_": (torch.zeros(3), torch.ones(3)),
-                 "add_loss": (gates, torch.tensor(2.0, requires_grad=True))}[name]
+                 "add_loss": (gates, torch.tensor(2.0, requires_grad=True), torch.tensor(8.0))}[name]
     torch.library.opcheck(getattr(torch.ops.dtopp, name).default, arguments)
 
 

@@ -40,7 +40,8 @@ def test_layer_and_its_gradients_match_double_precision(both_forms, name):
 
 def test_losses_enter_in_training_alone_and_with_their_scale(both_forms):
     moe, x = layer(**LOSSES), torch.randn(21, 16)
-    dtopp.ThresholdController(moe).set_loss_scale(0.25)
+    dtopp.ThresholdController(moe)
+    dtopp.set_loss_scale(0.25)
     want, added, _ = reference(moe, x, loss_scale=0.25)
     (want.sum() + added).backward()
     expected = gradients(moe)
@@ -159,6 +160,32 @@ def test_bf16_model_keeps_its_threshold_and_its_counts(both_forms):
     assert all(grad.dtype == torch.bfloat16 for grad in gradients(moe))
 
 
+def test_gradients_under_a_grad_scaler_are_the_same(both_forms):
+    moe, x = layer(**LOSSES), torch.randn(33, 16)
+    moe(x).square().sum().backward()
+    expected = gradients(moe)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**15)
+    for call in (moe, torch.compile(moe, backend="aot_eager", fullgraph=True)):
+        dtopp.set_loss_scale(scaler.get_scale())
+        scaler.scale(call(x).square().sum()).backward()
+        scaler.unscale_(torch.optim.SGD(moe.parameters()))
+        for grad, expect in zip(gradients(moe), expected):
+            assert torch.equal(grad, expect)  # the scale is a power of two
+
+
+def test_a_moving_loss_scale_compiles_nothing_again():
+    moe, x = layer(**LOSSES), torch.randn(33, 16)
+    call = torch.compile(moe, backend="aot_eager", fullgraph=True)
+    call(x).square().sum().backward()
+    whole = gradients(moe)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for scale in (0.5, 2.0**16):
+            dtopp.set_loss_scale(scale)
+            (scale * call(x).square().sum()).backward()
+            for grad, expect in zip(gradients(moe), whole):
+                assert torch.equal(grad, scale * expect)  # powers of two
+
+
 def test_copies_and_models_made_without_memory_work(both_forms):
     moe, x = layer(), torch.randn(7, 16)
     twin = copy.deepcopy(moe)
@@ -191,6 +218,7 @@ MISTAKES = [
     (lambda: dtopp.MoE(16, 12, 8, method="top_k", target_experts=1.5), "a whole number"),
     (lambda: dtopp.MoE(16, 12, 8, max_experts=4), "max_experts of at least target_experts 8, or 0, got 4"),
     (lambda: dtopp.MoE(16, 12, 8, normalization="layer"), "normalization none, fixed or dynamic, got 'layer'"),
+    (lambda: dtopp.set_loss_scale(float("inf")), "a loss scale above 0 and finite, got inf"),
     (lambda: dtopp.MoE(16, 12, 8, dynamic=-1.0), "a weight dynamic of at least 0, got -1"),
     (lambda: layer()(torch.zeros(3, 15)), r"DTopPRouter: .*\[tokens, 16\], got \[3, 15\]"),
     (lambda: layer()(torch.zeros(3, 16).bfloat16()), "moe_ffn: .*x's dtype torch.bfloat16"),

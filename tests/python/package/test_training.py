@@ -106,7 +106,7 @@ def test_ten_steps_are_those_of_the_trainer(run, both_forms):
             tokens, config["model"]["sequence_length"], training["seed"], (step - 1) * training["global_batch_size"],
             training["global_batch_size"]))
         micro_batches = windows.split(training["micro_batch_size"])
-        controller.set_loss_scale(1 / len(micro_batches))
+        dtopp.set_loss_scale(1 / len(micro_batches))
         for batch in micro_batches:
             (model(batch).loss / len(micro_batches)).backward()
         torch.nn.utils.clip_grad_norm_(list(model.named().values()), config["optimizer"]["grad_clip"])

@@ -41,7 +41,7 @@ def train(model, controller, of_step, skip_sync=contextlib.nullcontext):
     thresholds = []
     for step in range(STEPS):
         batches = of_step(step)
-        controller.set_loss_scale(1 / len(batches))
+        dtopp.set_loss_scale(1 / len(batches))
         for n, x in enumerate(batches):
             with skip_sync() if n + 1 < len(batches) else contextlib.nullcontext():
                 (model(x).square().mean() / len(batches)).backward()
