@@ -164,6 +164,18 @@ def test_other_data_at_the_same_path_are_refused(reference, unfinished):
     assert_resumes(unfinished, reference[0])
 
 
+def test_other_images_at_the_same_path_are_refused(tmp_path):
+    config, data = tiny_diffusion_run.make(tmp_path), tmp_path / "train"
+    done = tiny_run.dtopp("train", config)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000012")
+    data.rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "validation", data)
+    assert_untouched_and_refused(config, 2, ["data.train", data, "step-00000008"])
+    done = tiny_run.dtopp("train", config, f"data.train=[{tmp_path / 'moved'}]")
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_same_data_resume_from_another_path(reference, unfinished):
     moved = unfinished.parent / "moved.npy"
     (unfinished.parent / "train.npy").rename(moved)
