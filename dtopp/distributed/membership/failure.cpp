@@ -1,6 +1,7 @@
 #include "dtopp/distributed/membership/failure.h"
 
 #include <filesystem>
+#include <string_view>
 
 namespace dtopp::distributed {
 namespace {
@@ -15,16 +16,21 @@ std::string one_line(std::string text) {
 
 }  // namespace
 
+bool is_out_of_host_memory(const c10::Error& error) {
+  return std::string_view(error.what_without_backtrace()).find("DefaultCPUAllocator: ") !=
+         std::string_view::npos;
+}
+
 Failure failure_of(const std::exception& error) {
   if (const auto* own = dynamic_cast<const Error*>(&error)) return {own->status(), one_line(own->what())};
   if (const auto* file = dynamic_cast<const std::filesystem::filesystem_error*>(&error))
     return {ExitStatus::kData, one_line(file->path1().string() + ": " + file->code().message())};
-  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr || (torch && is_out_of_host_memory(*torch)))
     return {ExitStatus::kResource, "out of memory: free some, or use a machine with more"};
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr)
     return {ExitStatus::kResource, "out of device memory: free some, or use a device with more"};
-  if (const auto* torch = dynamic_cast<const c10::Error*>(&error))
-    return {ExitStatus::kResource, one_line(torch->what_without_backtrace())};
+  if (torch != nullptr) return {ExitStatus::kResource, one_line(torch->what_without_backtrace())};
   return {ExitStatus::kResource, one_line(error.what())};
 }
 

@@ -18,6 +18,9 @@ struct Failure {
 
 Failure failure_of(const std::exception& error);
 
+// Whether libtorch could not allocate a CPU tensor. It has no exception type of its own for this.
+bool is_out_of_host_memory(const c10::Error& error);
+
 // Calls body(). Adds the command's advice, such as "lower --workers", to a lack of memory.
 //
 // Throws:        ResourceError if memory is too small; errors of `body`
@@ -29,6 +32,9 @@ void with_memory_advice(const std::string& advice, const Body& body) {
     throw ResourceError("out of memory: " + advice);
   } catch (const c10::OutOfMemoryError&) {
     throw ResourceError("out of device memory: " + advice);
+  } catch (const c10::Error& error) {
+    if (!is_out_of_host_memory(error)) throw;
+    throw ResourceError("out of memory: " + advice);
   }
 }
 
