@@ -16,8 +16,8 @@ struct StepDecision {
   at::Tensor divisor;  // f32 []: the gradients are divided by it
 };
 
-// Applies the step if loss and gradients are finite and no capacity was exceeded. Clips the gradients' norm
-// to optimizer.grad_clip.
+// Applies the step if loss, gradients and the squares of the gradients are finite and no capacity was
+// exceeded. Clips the gradients' norm to optimizer.grad_clip.
 StepDecision decide(const StepNumbers& numbers, const config::OptimizerConfig& config);
 
 // Whether this step and all later ones must run again from the state before it. Requires the step's numbers.

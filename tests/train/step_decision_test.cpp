@@ -60,6 +60,16 @@ TEST(StepDecision, applies_what_is_finite_and_had_room) {
   }
 }
 
+// Second moments hold squares in f32.
+TEST(StepDecision, skips_gradients_whose_squares_are_not_finite) {
+  config::OptimizerConfig config;
+  config.grad_clip = 0;
+  EXPECT_TRUE(decide(numbers(2, 9e18, false), config).applied.item<bool>());
+  EXPECT_FALSE(decide(numbers(2, 2e19, false), config).applied.item<bool>());
+  config.grad_clip = 1;
+  EXPECT_TRUE(decide(numbers(2, 2e19, false), config).applied.item<bool>());
+}
+
 TEST(StepDecision, divides_gradients_by_what_their_norm_is_above_the_clip) {
   config::OptimizerConfig config;
   const auto divisor = [&](double norm) {
