@@ -18,12 +18,6 @@ void validate_cap(const RoutingConfig& config, int64_t num_experts) {
                                                   std::to_string(config.max_experts));
 }
 
-void validate_threshold(const RoutingConfig& config) {
-  if (!(config.threshold > 0 && config.threshold < 1))
-    throw InvalidValue("routing.threshold",
-                       "must lie between 0 and 1, both excluded, is " + text_of(config.threshold));
-}
-
 void validate_experts(const RoutingConfig& config, int64_t num_experts, int64_t num_layers) {
   const auto count = static_cast<int64_t>(config.experts.size());
   if (count == 0) throw InvalidValue("routing.experts", "is empty; give a number");
@@ -51,7 +45,7 @@ void validate_experts(const RoutingConfig& config, int64_t num_experts, int64_t 
 
 void validate(const RoutingConfig& config, int64_t num_experts, int64_t num_layers) {
   validate_cap(config, num_experts);
-  if (has_threshold(config.method)) validate_threshold(config);
+  if (has_threshold(config.method)) require_threshold("routing.threshold", config.threshold);
   if (config.method == RoutingMethod::kTopP) return;
   validate_experts(config, num_experts, num_layers);
   if (config.method != RoutingMethod::kDTopP) return;

@@ -19,4 +19,9 @@ void require_not_negative(const char* key, double value) {
   if (!(value >= 0)) throw InvalidValue(key, "must not be negative, is " + detail::print_value(value));
 }
 
+void require_threshold(const char* key, double value) {
+  if (!(value > 0 && value < 1))
+    throw InvalidValue(key, "must lie between 0 and 1, both excluded, is " + detail::print_value(value));
+}
+
 }  // namespace dtopp::config

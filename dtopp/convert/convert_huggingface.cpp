@@ -131,10 +131,11 @@ void convert_from_huggingface(const fs::path& folder, const fs::path& checkpoint
   if (path_kind(folder / kConfigName) != PathKind::kFile)
     throw UsageError(folder.string() + ": holds no " + kConfigName +
                      "; name a folder that save_pretrained wrote");
-  ImportedConfig imported = read_huggingface_config(folder / kConfigName);
+  ImportedConfig imported;
   config::RunConfig& config = imported.config;
-  config.name = fs::absolute(folder).lexically_normal().filename().string();
   try {
+    imported = read_huggingface_config(folder / kConfigName);
+    config.name = fs::absolute(folder).lexically_normal().filename().string();
     config::validate_values(config);
   } catch (const config::InvalidValue& error) {
     throw UsageError((folder / kConfigName).string() + ": dtopp cannot train this model: " + error.what());

@@ -68,7 +68,6 @@ void require_olmoe(const config::RunConfig& config) {
   require(config.model.attend_across_documents, "model.attend_across_documents", "true");
   require(routing.method == config::RoutingMethod::kTopK, "routing.method", "top_k");
   require(routing.normalization == config::Normalization::kNone, "routing.normalization", "none");
-  require(!routing.renormalize, "routing.renormalize", "false");
 }
 
 std::string huggingface_config(const config::RunConfig& config, const std::vector<double>& thresholds,
@@ -81,7 +80,7 @@ std::string huggingface_config(const config::RunConfig& config, const std::vecto
     json = {{"architectures", {"OlmoeForCausalLM"}}, {"model_type", "olmoe"}};
     json.update(shape_of(config.model, end_of_text));
     json.update({{"num_experts_per_tok", config::top_k_of(config.routing)},
-                 {"norm_topk_prob", false},
+                 {"norm_topk_prob", config.routing.renormalize},
                  {"attention_bias", false},
                  {"attention_dropout", 0.0},
                  {"clip_qkv", nullptr},

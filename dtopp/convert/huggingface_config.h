@@ -39,7 +39,8 @@ struct ImportedConfig {
 
 // Reads the config.json of a model of dtopp's class or OLMoE's. Call config::validate_values on the result.
 //
-// Throws:        UsageError that names the key that dtopp does not support; DataError if the file is damaged
+// Throws:        UsageError that names the key that dtopp does not support (InvalidValue: a threshold);
+//                DataError if the file is damaged
 ImportedConfig read_huggingface_config(const std::filesystem::path& file);
 
 }  // namespace dtopp::convert

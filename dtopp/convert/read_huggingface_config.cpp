@@ -6,6 +6,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
+#include "dtopp/config/value_bounds.h"
 #include "dtopp/convert/huggingface_config.h"
 
 namespace dtopp::convert {
@@ -145,6 +146,7 @@ std::vector<double> read_thresholds(const ConfigFile& file, config::RunConfig& c
   if (by_layer.size() != static_cast<size_t>(config.model.num_layers))
     file.refuse("router_thresholds",
                 "expected one for each of " + std::to_string(config.model.num_layers) + " layers");
+  for (const double threshold : by_layer) config::require_threshold("router_thresholds", threshold);
   const bool equal = std::ranges::adjacent_find(by_layer, std::not_equal_to()) == by_layer.end();
   if (!equal) routing.scope = config::ThresholdScope::kLayer;
   if (routing.method == config::RoutingMethod::kTopP) {

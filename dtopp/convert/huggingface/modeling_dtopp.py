@@ -230,5 +230,5 @@ def _solved(cumulative_probs, target):
     values = torch.cat([layer[:, 1:].flatten() for layer in cumulative_probs]).sort().values
     wanted = round((target - 1) * sum(len(layer) for layer in cumulative_probs))
     if wanted >= len(values):
-        return 1.0
+        return 1 - 1e-6  # the largest p of a checkpoint
     return (values[wanted] / 2 if wanted == 0 else (values[wanted - 1] + values[wanted]) / 2).item()

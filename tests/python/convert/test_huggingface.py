@@ -1,6 +1,7 @@
 """Tests `dtopp convert to-hf`: transformers' results with the folder against the program's."""
 
 import json
+import shutil
 
 import pytest
 import tiny_language_run
@@ -12,6 +13,7 @@ import yaml
 from safetensors.torch import load_file
 from huggingface_folder import LOADED, keep_modules_in, load, to_hf
 from language_program import Both
+from refusal import assert_refused
 
 NAMES = ["dense", "dense_untied", "top_k", "top_1_without_renormalisation", "top_p", "top_p_capped", "dtop_p", "dtop_p_rms",
          "dtop_p_layer", "dtop_p_without_renormalisation", "dtop_p_gqa"]
@@ -164,6 +166,23 @@ def test_one_budget_has_the_threshold_that_the_program_finds(dtop_p):
     histogram = sum(dtop_p.dtopp("fp32", dtop_p.directory / "solved")[f"active_histogram/{layer}"] for layer in range(2))
     mean = (histogram * torch.arange(len(histogram))).sum() / histogram.sum()
     assert mean.item() == pytest.approx(4, rel=0.01)
+
+
+@pytest.mark.parametrize("thresholds", [[7, 0.5], [0.5, -1], [0.5, 1], [0, 0.5]])
+def test_thresholds_out_of_range_are_refused(dtop_p, tmp_path, thresholds):
+    folder = shutil.copytree(dtop_p.folder, tmp_path / "hf")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"router_thresholds": thresholds}))
+    done = tiny_run.dtopp("convert", "from-hf", folder, tmp_path / "here")
+    assert_refused(done, 2, ["config.json", "router_thresholds", "between 0 and 1"])
+
+
+def test_a_budget_of_all_experts_goes_to_a_checkpoint(dtop_p, tmp_path):
+    model = load(dtop_p.folder)
+    model.set_target_experts([8, 8], dtop_p.inputs)
+    model.save_pretrained(tmp_path / "hf")
+    done = tiny_run.dtopp("convert", "from-hf", tmp_path / "hf", tmp_path / "here")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("target", [0.5, 9, [3], [2, 3, 4]])

@@ -17,7 +17,7 @@ from transformers import OlmoeConfig, OlmoeForCausalLM
 BOUND = 2e-5
 
 
-@pytest.fixture(scope="module", params=["olmoe", "olmoe_tied", "olmoe_gqa"])
+@pytest.fixture(scope="module", params=["olmoe", "olmoe_tied", "olmoe_gqa", "olmoe_renormalized"])
 def case(request, dtopp_binary, program, tmp_path_factory):
     return Both(request.param, program("dtopp_parity"), tmp_path_factory.mktemp(request.param))
 
@@ -198,7 +198,7 @@ def test_a_folder_may_be_named_with_a_slash_at_its_end(own, tmp_path):
 
 @pytest.mark.parametrize("override, key", [
     ("model.norm=layer", "model.norm"), ("routing.method=dtop_p", "routing.method"),
-    ("routing.normalization=fixed", "routing.normalization"), ("routing.renormalize=true", "routing.renormalize"),
+    ("routing.normalization=fixed", "routing.normalization"),
     ("model.num_experts=1", "model.num_experts"),
     ("model.attend_across_documents=false data.end_of_text=7", "model.attend_across_documents")])
 def test_what_olmoe_cannot_say_is_refused(override, key, tmp_path, dtopp_binary):

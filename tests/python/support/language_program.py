@@ -22,6 +22,7 @@ OLMOE = {"model.norm": "rms", "routing.method": "top_k", "routing.experts": 3, "
 CASES = {
     "olmoe": OLMOE | {"model.tie_embeddings": "false"},
     "olmoe_tied": OLMOE,
+    "olmoe_renormalized": OLMOE | {"routing.renormalize": "true"},
     "olmoe_gqa": OLMOE | {"model.num_kv_heads": 2, "model.norm_eps": 1e-3, "model.rope_base": 100},
     "dense": {"model.num_experts": 1},
     "dense_untied": {"model.num_experts": 1, "model.tie_embeddings": "false"},
