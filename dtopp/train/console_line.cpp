@@ -67,7 +67,8 @@ std::string validation_line(int64_t step, const models::ValidationResult* loss,
 }
 
 std::string skipped_line(const StepResult& result) {
-  return "step " + std::to_string(result.step) + " was skipped: its loss or gradient is not finite (" +
+  return "step " + std::to_string(result.step) +
+         " was skipped: its loss or gradient is not finite or too large (" +
          std::to_string(result.consecutive_skips) + " in a row)";
 }
 
