@@ -113,6 +113,15 @@ std::optional<LostRank> RankRecords::pass(double seconds) {
   return find_stuck();
 }
 
+std::string RankRecords::wait_of_others(const Record& silent) const {
+  const Record* last = nullptr;
+  for (const Record& other : records_) {
+    if (&other == &silent || !other.state.waiting) continue;
+    if (last == nullptr || other.state.ordinal > last->state.ordinal) last = &other;
+  }
+  return last == nullptr ? "" : ", while others wait in " + last->state.collective;
+}
+
 std::optional<LostRank> RankRecords::find_silent() const {
   for (size_t i = 0; i < records_.size(); ++i) {
     const Record& record = records_[i];
@@ -121,7 +130,8 @@ std::optional<LostRank> RankRecords::find_silent() const {
     if (!record.has_reported && record.silent > limits_.absent)
       return lost(rank, "did not join within " + seconds_text(limits_.absent));
     if (record.has_reported && record.silent > limits_.silent)
-      return lost(rank, "silent for " + seconds_text(limits_.silent) + " (stopped, or cut off)");
+      return lost(rank, "silent for " + seconds_text(limits_.silent) + " (stopped, or cut off)" +
+                            wait_of_others(record));
   }
   return std::nullopt;
 }

@@ -33,7 +33,7 @@ struct LostRank {
   int64_t rank = -1;       // -1: all ranks alike
   bool has_ended = false;  // with its own error
   std::string location;    // "on node7 at step 12, after gather"
-  std::string cause;       // "silent for 60 s (stopped, or cut off)"
+  std::string cause;       // "silent for 60 s (stopped, or cut off), while others wait in gather"
 
   std::string line() const;  // "rank 3 on node7 at step 12, after gather: silent for …"
   std::string to_text() const;
@@ -50,6 +50,7 @@ class RankRecords {
   // Hosts by rank. A rank with an empty host is not watched.
   RankRecords(std::vector<std::string> hosts, const SilenceLimits& limits);
 
+  // Call it for this process's rank too, watched or not.
   void received(int64_t rank, const RankState& state);
   // The rank has finished the run and sends no more states.
   void left(int64_t rank);
@@ -82,6 +83,9 @@ class RankRecords {
     double cpu_when_working = 0;  // cpu_seconds at that progress
   };
   const Record& at(int64_t rank) const { return records_.at(static_cast<size_t>(rank)); }
+  // ", while others wait in save". The last message of a silent rank may be older than that collective. Empty
+  // if no other rank waits.
+  std::string wait_of_others(const Record& silent) const;
   std::optional<LostRank> find_silent() const;
   std::optional<LostRank> find_stuck() const;
 

@@ -117,7 +117,7 @@ void Watcher::Impl::run() {
     const Clock::time_point now = Clock::now();
     if (now - sent >= interval || new_activity.exchange(false)) {
       const RankState state = own_state();
-      if (is_first()) records.received(0, state);
+      records.received(options.rank, state);
       check_device(state);
       connections.offer("at " + state.to_line());
       sent = now;

@@ -120,7 +120,30 @@ TEST_F(Records, name_a_silent_rank_though_it_was_computing) {
   records_.received(2, in_step(7, 20, true));
   lost_ = records_.pass(1);
   ASSERT_TRUE(lost_);
-  EXPECT_EQ(lost_->line(), "rank 1 on node1 at step 7, after gather: silent for 10 s (stopped, or cut off)");
+  EXPECT_EQ(
+      lost_->line(),
+      "rank 1 on node1 at step 7, after gather: silent for 10 s (stopped, or cut off), while others wait "
+      "in gather");
+}
+
+// Its last message is the one at the begin of the save, before the save's first collective.
+TEST(RankRecords, name_the_collective_that_others_wait_in_if_a_rank_is_stopped_while_saving) {
+  const auto saving = [](const char* collective, int64_t ordinal, bool waiting) {
+    return RankState{
+        .step = 7, .activity = "save", .collective = collective, .ordinal = ordinal, .waiting = waiting};
+  };
+  for (const std::string own : {"", "node0"}) {  // the watching rank is watched itself only on rank 0
+    RankRecords records({own, "node1"}, kLimits);
+    records.received(1, saving("gather", 20, false));
+    records.received(0, saving("save", 21, true));
+    for (int second = 1; second <= 10; ++second) EXPECT_FALSE(records.pass(1)) << second;
+    records.received(0, saving("collect", 22, true));
+    const auto lost = records.pass(1);
+    ASSERT_TRUE(lost);
+    EXPECT_EQ(lost->line(),
+              "rank 1 on node1 saving at step 7, after gather: silent for 10 s (stopped, or cut off), while "
+              "others wait in collect");
+  }
 }
 
 TEST_F(Records, name_a_rank_that_does_not_come) {

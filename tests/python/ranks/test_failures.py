@@ -76,6 +76,23 @@ def test_the_launcher_names_a_rank_that_is_killed_or_stopped(reference, tmp_path
     assert re.search(r"(waiting in|after) \w+", named[0])
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_collective_of_a_rank_that_is_stopped_while_saving_is_named(reference, tmp_path, victim):
+    """Its own last message is older than the collectives of the save."""
+    run = tmp_path / "run"
+    launcher = Process(command(reference, run, "--processes", 2, *LONG, "checkpoint.every=1", "checkpoint.keep=1"))
+    launcher.wait_for("step 50")
+    rank = launcher.ranks()[victim]
+    while not any(name.startswith(".tmp-step-") for name in os.listdir(run / "checkpoints")):
+        pass
+    os.kill(rank, signal.SIGSTOP)
+    status, lines = launcher.end(timeout=2 + 5)
+    assert status == 5
+    named = naming_a_rank(lines)
+    assert len(named) == 1, lines
+    assert re.search(rf"rank {victim} on \S+ (saving )?at step \d+, .*, while others wait in \w+$", named[0]), named
+
+
 @pytest.mark.parametrize("victim, how, on_one_host", [
     (2, signal.SIGKILL, False), (0, signal.SIGSTOP, True),
     *tiny_run.in_full((0, signal.SIGKILL, True), (2, signal.SIGSTOP, True))])

@@ -64,4 +64,4 @@ def test_both_sides_of_a_cut_network_name_the_other(tmp_path, cut):
             named = [line for line in lines if line.startswith("dtopp: error: ")]
             assert len(named) == 1, lines
             assert re.fullmatch(rf"dtopp: error: rank {1 - rank} on node{1 - rank} at step \d+, (waiting in|after) \w+: "
-                                rf"silent for {TIMEOUT} s \(stopped, or cut off\)", named[0]), named
+                                rf"silent for {TIMEOUT} s \(stopped, or cut off\), while others wait in \w+", named[0]), named
