@@ -2,18 +2,21 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/option_checks.h"
 #include "cli/program_version.h"
 #include "cli/ranks.h"
+#include "cli/stop_signals.h"
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/manifest.h"
+#include "dtopp/base/stop_scope.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/distributed/membership/cluster.h"
@@ -74,9 +77,11 @@ void evaluate_on_ranks(const EvaluateOptions& options,
   stop_rank_on_signals(environment);
   distributed::Cluster cluster(environment, program_version);
   const auto evaluate = [&] {
+    std::optional<StopScope> begins(stop_token());
     cluster.join(std::chrono::seconds(config::ParallelConfig{}.timeout));
     const distributed::ProcessGroups& groups = cluster.connect(at::kCPU, /*ep_size=*/1);
     cluster.begin(0, "evaluation");
+    begins.reset();
     measure(*groups.world);
   };
   cluster.run([&] { distributed::with_memory_advice("lower --batch-size", evaluate); });
@@ -84,6 +89,7 @@ void evaluate_on_ranks(const EvaluateOptions& options,
 
 checkpoint::Checkpoint open_shared_checkpoint(const EvaluateOptions& options, config::ModelType type,
                                               distributed::Collectives& ranks) {
+  const StopScope begins(stop_token());
   if (ranks.size() == 1) return open_named_checkpoint(options.inference, type);
   if (!device::compute_device(options.inference.device, "--device").is_cpu())
     throw UsageError(

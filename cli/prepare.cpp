@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/progress.h"
+#include "dtopp/base/stop_scope.h"
 #include "dtopp/data/text_preparation/prepare_text.h"
 #include "dtopp/distributed/membership/failure.h"
 
@@ -60,7 +62,9 @@ void prepare_text(const PrepareOptions& options) {
   job.split_on = options.split_on;
   job.num_workers = options.workers > 0 ? options.workers : static_cast<int>(cpu_cores());
   const data::TokenizerEncoder encoder(tokenizer);
+  std::optional<StopScope> begins(stop_token());
   data::TextPreparation preparation(job, encoder);
+  begins.reset();
   const data::PrepareTextProgress& progress = preparation.progress();
   PrepareBar bar;
   for (bool more = !progress.was_complete; more; more = preparation.next()) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/progress.h"
+#include "dtopp/base/stop_scope.h"
 #include "dtopp/distributed/membership/failure.h"
 
 namespace dtopp::cli {
@@ -53,7 +55,9 @@ void run_prepare_images(const ImageOptions& options) {
   job.shift = options.shift;
   job.max_bad = options.max_bad;
   job.num_workers = options.workers > 0 ? options.workers : static_cast<int>(cpu_cores());
+  std::optional<StopScope> begins(stop_token());
   data::ImagePreparation preparation(job);
+  begins.reset();
   const data::PrepareImagesProgress& progress = preparation.progress();
   ProgressBar bar("prepare", "img");
   bar.set_total(progress.samples_total);

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "cli/standard_streams.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
+#include "dtopp/base/stop_scope.h"
 #include "dtopp/device/available_memory.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/device/device.h"
@@ -49,6 +51,7 @@ void print_summary(const train::RunSummary& summary) {
 
 // Trains as one rank of `cluster`.
 void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
+  std::optional<StopScope> begins(stop_token());
   const config::RunConfig config = config::load_run_config(options.config, options.overrides);
   const bool is_main_rank = cluster.is_main_rank();
 
@@ -87,6 +90,7 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
                  is_main_rank ? ConsoleLog(stderr) : ConsoleLog(), stop_token());
   run.add(std::move(probes));
   run.add(std::move(grids));
+  begins.reset();  // from here on, a stop saves
   const train::RunSummary summary = run.train();
   if (is_main_rank) print_summary(summary);
 }

@@ -6,6 +6,7 @@
 #include <xxhash.h>
 
 #include "dtopp/base/descriptor.h"
+#include "dtopp/base/stop_scope.h"
 
 namespace dtopp {
 namespace {
@@ -54,8 +55,10 @@ std::string hash_file(const std::filesystem::path& path) {
   const Descriptor descriptor = open_regular(path);
   Hasher hasher;
   auto chunk = descriptor.make_buffer();
-  while (const size_t count = descriptor.read(chunk.data(), chunk.size()))
+  while (const size_t count = descriptor.read(chunk.data(), chunk.size())) {
+    end_if_stopped();
     hasher.update(std::span(chunk).first(count));
+  }
   return hasher.hexdigest();
 }
 

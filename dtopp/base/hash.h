@@ -23,7 +23,7 @@ class Hasher {
 };
 
 std::string hash_bytes(std::span<const std::byte> bytes);
-// Throws DataError if the file cannot be read.
+// Throws DataError if the file cannot be read, StoppedEarly at a stop within a StopScope.
 std::string hash_file(const std::filesystem::path& path);
 
 }  // namespace dtopp

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/stop_scope.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/device/device.h"
 #include "dtopp/device/known_devices.h"
@@ -35,7 +36,9 @@ void Run::add(std::unique_ptr<Periodic> evaluation) {
 }
 
 RunSummary Run::train() {
+  std::optional<StopScope> begins(stop_);
   const auto own = begin_or_resume(trainer_, config_, log_);
+  begins.reset();
   unsaved_ = !own;
   if (own) last_checkpoint_ = *own;
   RunSummary summary{config_.output, {}, 0, 0, complete()};

@@ -1,12 +1,13 @@
 #include "dtopp/base/hash.h"
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "dtopp/base/errors.h"
+#include "dtopp/base/stop_scope.h"
 
 namespace dtopp::hash_test {
 namespace {
@@ -65,6 +66,17 @@ TEST(Hash, of_a_file_is_the_hash_of_its_bytes) {
   std::filesystem::remove(path);
   EXPECT_THROW(hash_file(path), DataError);
   EXPECT_THROW(hash_file(path.parent_path()), DataError);
+}
+
+TEST(Hash, of_a_file_ends_at_a_stop_within_a_scope_only) {
+  std::atomic<bool> requested = false;
+  {
+    const StopScope scope{StopToken(requested)};
+    EXPECT_EQ(hash_file("/proc/self/exe").size(), 32U);
+    requested = true;
+    EXPECT_THROW(hash_file("/proc/self/exe"), StoppedEarly);
+  }
+  EXPECT_EQ(hash_file("/proc/self/exe").size(), 32U);
 }
 
 }  // namespace

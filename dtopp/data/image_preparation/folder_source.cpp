@@ -8,6 +8,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
+#include "dtopp/base/stop_scope.h"
 #include "dtopp/data/image_preparation/image_source.h"
 
 namespace dtopp::data {
@@ -52,6 +53,7 @@ class FolderList {
   }
 
   void add(const fs::path& path, const std::string& name) {
+    end_if_stopped();
     struct stat status {};
     const bool there = ::stat(path.c_str(), &status) == 0;  // if not, opening it reports the reason
     if (there && S_ISDIR(status.st_mode)) return walk(path, name + "/");

@@ -12,6 +12,7 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/path_kind.h"
+#include "dtopp/base/stop_scope.h"
 #include "dtopp/data/files/file_at_work.h"
 #include "dtopp/data/text/unicode.h"
 
@@ -78,6 +79,7 @@ ImageScan scan_images(const fs::path& path) {
   ImageScan scan;
   bool judged_json = false;
   while (auto sample = source->next(/*load=*/false)) {
+    end_if_stopped();
     ++scan.samples;
     if (!sample->cause.empty()) continue;
     if (!sample->folder.empty()) scan.folders.insert(sample->folder);

@@ -14,6 +14,7 @@
 
 #include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/hash.h"
+#include "dtopp/base/stop_scope.h"
 #include "dtopp/device/device.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/distributed/membership/rank_exchange.h"
@@ -131,11 +132,12 @@ void Cluster::run(const std::function<void()>& body) {
     throw;
   } catch (const std::exception& error) {
     const Failure failure = failure_of(error);
-    const bool is_of_all = failure.status == ExitStatus::kStopped ||
-                           failure.status == ExitStatus::kNumerical ||
-                           dynamic_cast<const RanksDiffer*>(&error) != nullptr;
+    const bool is_early = dynamic_cast<const StoppedEarly*>(&error) != nullptr;
+    const bool is_of_all =
+        !is_early && (failure.status == ExitStatus::kStopped || failure.status == ExitStatus::kNumerical ||
+                      dynamic_cast<const RanksDiffer*>(&error) != nullptr);
     if (watcher_ && is_of_all) watcher_->leave();
-    const bool is_silent = is_of_all ? !is_main_rank() : !prints(failure.message);
+    const bool is_silent = is_of_all || is_early ? !is_main_rank() : !prints(failure.message);
     if (watcher_ && !is_of_all) watcher_->fail(static_cast<int>(failure.status), failure.message);
     // The other ranks may still read the store, or look for this error in it.
     if (is_server() && failure.status != ExitStatus::kStopped)
@@ -168,6 +170,10 @@ bool Cluster::prints(const std::string& message) {
 
 // Called from the watcher thread.
 void Cluster::on_loss(const LostRank& lost) {
+  if (lost.status == static_cast<int64_t>(ExitStatus::kStopped)) {
+    if (is_main_rank()) std::fprintf(stderr, "dtopp: %s\n", lost.line().c_str());
+    _exit(static_cast<int>(ExitStatus::kStopped));
+  }
   if (environment_.launcher == launch::Launcher::kOwn)
     report_->set(kLostKey, lost.to_text());
   else

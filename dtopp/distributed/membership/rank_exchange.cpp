@@ -12,6 +12,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/json_fields.h"
+#include "dtopp/base/stop_scope.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 
 namespace dtopp::distributed {
@@ -33,16 +34,34 @@ std::string no_answer(const std::string& rank, const c10d::Store& store) {
          " s; check that every rank was started";
 }
 
-// Returns the list that rank 0 publishes. The store waits for the key of each missing rank in turn, so one
-// timeout limits them all.
+// Waits in slices, between which a stop ends the wait.
+void wait_for(c10d::Store& store, const std::vector<std::string>& keys, std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kSlice{500};
+  const Clock::time_point end = Clock::now() + timeout;
+  for (;;) {
+    const Clock::time_point begin = Clock::now();
+    try {
+      return store.wait(keys, std::min(kSlice, std::chrono::ceil<std::chrono::milliseconds>(end - begin)));
+    } catch (const std::exception&) {
+      end_if_stopped();
+      const Clock::time_point now = Clock::now();
+      if (now >= end || now - begin < kSlice / 2) throw;  // an error before the slice's end is no timeout
+    }
+  }
+}
+
+// Returns the list that rank 0 publishes. One timeout limits the wait for all ranks.
 std::string collect(c10d::Store& store, int64_t size, const RankRecord& mine) {
   nlohmann::ordered_json list;
   list["ranks"].push_back(mine.to_json());
   std::vector<std::string> keys;
   for (int64_t rank = 1; rank < size; ++rank) keys.push_back(key_of(rank));
   try {
-    store.wait(keys);
+    wait_for(store, keys, store.getTimeout());
     for (const std::string& key : keys) list["ranks"].push_back(store.get_to_str(key));
+  } catch (const StoppedEarly&) {
+    throw;
   } catch (const std::exception&) {
     const auto missing =
         std::ranges::find_if(keys, [&](const std::string& key) { return !store.check({key}); });
@@ -86,8 +105,10 @@ std::vector<RankRecord> exchange_records(c10d::Store& store, int64_t rank, int64
     store.set(key_of(rank), mine.to_json());
     try {
       // Rank 0 waits for the other ranks as long as this rank does, and then publishes an error.
-      store.wait({kListKey}, store.getTimeout() + std::chrono::seconds(10));
+      wait_for(store, {kListKey}, store.getTimeout() + std::chrono::seconds(10));
       list = store.get_to_str(kListKey);
+    } catch (const StoppedEarly&) {
+      throw;
     } catch (const std::exception&) {
       throw ResourceError(no_answer("rank 0", store));
     }

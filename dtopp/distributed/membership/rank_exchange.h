@@ -34,7 +34,7 @@ struct RankRecord {
 RankRecord own_record(const std::string& master_addr, const std::string& version);
 
 // Returns the records of all ranks, in rank order. Throws ResourceError, on all ranks with the same message,
-// if a rank sends none within the store's timeout.
+// if a rank sends none within the store's timeout; StoppedEarly at a stop within a StopScope.
 std::vector<RankRecord> exchange_records(c10d::Store& store, int64_t rank, int64_t size,
                                          const RankRecord& mine);
 

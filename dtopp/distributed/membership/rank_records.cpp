@@ -49,13 +49,13 @@ std::string LostRank::line() const {
 }
 
 std::string LostRank::to_text() const {
-  return std::to_string(rank) + " " + (has_ended ? "1" : "0") + "\t" + location + "\t" + cause;
+  return std::to_string(rank) + " " + std::to_string(status) + "\t" + location + "\t" + cause;
 }
 
 std::optional<LostRank> LostRank::from_text(const std::string& text) {
   std::istringstream fields(text);
   LostRank lost;
-  fields >> lost.rank >> lost.has_ended;
+  fields >> lost.rank >> lost.status;
   fields.ignore();
   std::getline(fields, lost.location, '\t');
   std::getline(fields, lost.cause);
@@ -100,7 +100,7 @@ LostRank RankRecords::died(int64_t rank) const {
 
 LostRank RankRecords::failed(int64_t rank, int64_t status, const std::string& message) const {
   LostRank failed = lost(rank, "ended with status " + std::to_string(status) + ": " + message);
-  failed.has_ended = true;
+  failed.status = status;
   return failed;
 }
 

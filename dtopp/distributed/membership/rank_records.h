@@ -30,10 +30,10 @@ struct RankState {
 
 // The rank that ended the run for the other ranks.
 struct LostRank {
-  int64_t rank = -1;       // -1: all ranks alike
-  bool has_ended = false;  // with its own error
-  std::string location;    // "on node7 at step 12, after gather"
-  std::string cause;       // "silent for 60 s (stopped, or cut off), while others wait in gather"
+  int64_t rank = -1;     // -1: all ranks alike
+  int64_t status = 0;    // of its own end, with an error or by a stop; 0: it was lost
+  std::string location;  // "on node7 at step 12, after gather"
+  std::string cause;     // "silent for 60 s (stopped, or cut off), while others wait in gather"
 
   std::string line() const;  // "rank 3 on node7 at step 12, after gather: silent for …"
   std::string to_text() const;

@@ -1,5 +1,6 @@
 #include "dtopp/distributed/membership/rendezvous.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include <netdb.h>
@@ -9,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/stop_scope.h"
 #include "dtopp/distributed/collectives/transport_error.h"
 #include "dtopp/distributed/membership/line_socket.h"
 
@@ -20,6 +22,28 @@ bool resolves(const std::string& host) {
   const bool answer = ::getaddrinfo(host.c_str(), nullptr, nullptr, &found) == 0;
   if (found) ::freeaddrinfo(found);
   return answer;
+}
+
+// Connects in slices, between which a stop ends the wait for the server.
+c10::intrusive_ptr<c10d::TCPStore> open_tcp_store(const std::string& host, c10d::TCPStoreOptions tcp) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kSlice{2000};
+  const std::chrono::milliseconds timeout = tcp.timeout;
+  const Clock::time_point end = Clock::now() + timeout;
+  for (;;) {
+    const Clock::time_point begin = Clock::now();
+    tcp.timeout = std::min(kSlice, std::chrono::ceil<std::chrono::milliseconds>(end - begin));
+    try {
+      auto store = c10::make_intrusive<c10d::TCPStore>(host, tcp);
+      store->setTimeout(timeout);
+      return store;
+    } catch (const std::exception&) {
+      end_if_stopped();
+      const Clock::time_point now = Clock::now();
+      // An error before the slice's end is no timeout.
+      if (tcp.isServer || now >= end || now - begin < kSlice / 2) throw;
+    }
+  }
 }
 
 }  // namespace
@@ -37,10 +61,12 @@ StoreConnection make_store(const StoreOptions& options) {
     // TCPStore's own socket would listen on every interface.
     if (options.is_server && options.loopback_only)
       tcp.masterListenFd = listening_socket(tcp.port, /*loopback_only=*/true);
-    auto store = c10::make_intrusive<c10d::TCPStore>(options.host, tcp);
+    auto store = open_tcp_store(options.host, tcp);
     const int64_t port = store->getPort();
     if (options.prefix.empty()) return {std::move(store), port};
     return {c10::make_intrusive<c10d::PrefixStore>(options.prefix, std::move(store)), port};
+  } catch (const StoppedEarly&) {
+    throw;
   } catch (const std::exception& error) {
     if (!resolves(options.host)) throw UsageError(where + ": the host's name has no address");
     if (options.is_server)

@@ -1,7 +1,7 @@
 // Opens the key-value store through which ranks find each other. One process serves it over TCP.
 //
 // Throws:        UsageError if the host has no address or the port cannot be served; ResourceError if no
-//                server answers in time
+//                server answers in time; StoppedEarly at a stop within a StopScope
 // Collective:    no; clients wait for the server
 #pragma once
 

@@ -194,7 +194,7 @@ bool Watcher::Impl::finish() {
   {
     const std::lock_guard lock(mutex);
     line = last_message;
-    const bool held = lost && lost->has_ended && !has_detected_loss && Clock::now() - lost_at < kHold;
+    const bool held = lost && lost->status != 0 && !has_detected_loss && Clock::now() - lost_at < kHold;
     if (line.empty() && (!lost || held)) return is_over && !lost;
   }
   if (is_first() || !line.empty()) send_last_message(line);

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtopp/base/stop_scope.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "tests/distributed/rank_threads.h"
 
@@ -64,6 +65,17 @@ TEST(ExchangeRecords, names_the_missing_rank_on_all_ranks) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_THAT(errors, ::testing::Each(HasSubstr("no answer from rank 2 within")));
+}
+
+TEST(ExchangeRecords, ends_at_a_stop_while_other_ranks_are_missing) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const std::atomic<bool> requested = true;
+  const StopScope scope{StopToken(requested)};
+  for (const int64_t rank : {0, 1}) {
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_THROW(exchange_records(*store, rank, 3, record_of(rank)), StoppedEarly);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  }
 }
 
 TEST(RankRecord, is_read_with_checks) {

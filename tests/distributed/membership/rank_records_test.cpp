@@ -196,11 +196,11 @@ TEST(RankState, says_where_a_rank_is_before_it_trains) {
 
 TEST(LostRank, is_read_back_from_its_text) {
   const LostRank lost{
-      .rank = 3, .has_ended = true, .location = "on a b", .cause = "ended with status 3: it: was so"};
+      .rank = 3, .status = 3, .location = "on a b", .cause = "ended with status 3: it: was so"};
   const auto read = LostRank::from_text(lost.to_text());
   ASSERT_TRUE(read);
   EXPECT_EQ(read->line(), "rank 3 on a b: ended with status 3: it: was so");
-  EXPECT_TRUE(read->has_ended);
+  EXPECT_EQ(read->status, 3);
   EXPECT_FALSE(LostRank::from_text(""));
 }
 
