@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/stop_scope.h"
 
 namespace dtopp::data {
 namespace {
@@ -70,6 +71,7 @@ int64_t TokenArray::scan(Hasher& ids) const {
   std::vector<int64_t> buffer(std::min(kChunk, count_));
   int64_t largest = -1;
   for (uint64_t offset = 0; offset < count_; offset += kChunk) {
+    end_if_stopped();
     const auto chunk = std::span(buffer).first(std::min(kChunk, count_ - offset));
     read(offset, chunk);
     ids.update(std::as_bytes(chunk));

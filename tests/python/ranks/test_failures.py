@@ -251,8 +251,8 @@ def test_a_request_to_stop_ends_the_wait_for_other_ranks(reference, tmp_path, ra
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("what", ["data of one rank", "data of two ranks", "data of two ranks, of which rank 1 stops",
-                                  "a text", "a folder of images"])
+@pytest.mark.parametrize("what", ["data without a manifest", "data of one rank", "data of two ranks",
+                                  "data of two ranks, of which rank 1 stops", "a text", "a folder of images"])
 def test_a_request_to_stop_ends_the_reading_of_inputs(reference, tmp_path, what):
     data = tmp_path / "data"
     data.mkdir()
@@ -273,7 +273,7 @@ def test_a_request_to_stop_ends_the_reading_of_inputs(reference, tmp_path, what)
         (tmp_path / "images30").mkdir()
         arguments = ["prepare", "images", tmp_path / "images0"]
     if what.startswith("data"):
-        arguments = command(reference, tmp_path / "run", f"data.train=[{data}]")
+        arguments = command(reference, tmp_path / "run", f"data.train=[{large if 'without' in what else data}]")
         arguments += ["--processes", "2"] if "two ranks" in what else []
     else:
         arguments = [tiny_run.BINARY, *arguments, "--output", tmp_path / "run"]
