@@ -14,7 +14,8 @@
 #include <vector>
 
 #include "dtopp/base/manifest.h"
-#include "dtopp/base/safetensors.h"
+#include "dtopp/base/safetensors/safetensors_file.h"
+#include "dtopp/base/safetensors/safetensors_writer.h"
 #include "dtopp/checkpoint/saving_ranks.h"
 #include "dtopp/checkpoint/training_state.h"
 #include "dtopp/config/run_config.h"

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dtopp/base/safetensors.h"
+#include "dtopp/base/safetensors/safetensors_writer.h"
 
 namespace dtopp::checkpoint {
 

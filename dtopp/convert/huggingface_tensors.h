@@ -12,7 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/base/safetensors.h"
+#include "dtopp/base/safetensors/safetensors_file.h"
+#include "dtopp/base/safetensors/safetensors_writer.h"
 #include "dtopp/parameters/parameters.h"
 
 namespace dtopp::convert {

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "dtopp/base/safetensors.h"
+#include "dtopp/base/safetensors/safetensors_file.h"
 
 namespace dtopp::data {
 

@@ -6,7 +6,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
-#include "dtopp/base/safetensors.h"
+#include "dtopp/base/safetensors/safetensors_writer.h"
 
 namespace dtopp::data {
 namespace {

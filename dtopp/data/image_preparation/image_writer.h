@@ -13,7 +13,7 @@
 
 #include "dtopp/base/append_file.h"
 #include "dtopp/base/manifest.h"
-#include "dtopp/base/safetensors.h"
+#include "dtopp/base/safetensors/safetensors_writer.h"
 #include "dtopp/data/image_preparation/prepared_image.h"
 #include "dtopp/data/images/image_facts.h"
 

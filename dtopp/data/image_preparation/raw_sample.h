@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "dtopp/base/safetensors.h"
+#include "dtopp/base/safetensors/safetensors_file.h"
 
 namespace dtopp::data {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/base/safetensors.h"
+#include "dtopp/base/safetensors/safetensors_file.h"
 #include "dtopp/data/images/image_facts.h"
 
 namespace dtopp::data {

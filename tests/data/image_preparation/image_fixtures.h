@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "dtopp/base/files.h"
-#include "dtopp/base/safetensors.h"
+#include "dtopp/base/safetensors/safetensors_writer.h"
 #include "dtopp/data/image_codec/encode_png.h"
 #include "dtopp/data/image_preparation/prepare_images.h"
 #include "tests/base/scratch_directory.h"

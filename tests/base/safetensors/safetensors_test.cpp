@@ -1,5 +1,3 @@
-#include "dtopp/base/safetensors.h"
-
 #include <cstring>
 #include <random>
 
@@ -8,6 +6,8 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/hash.h"
+#include "dtopp/base/safetensors/safetensors_file.h"
+#include "dtopp/base/safetensors/safetensors_writer.h"
 #include "tests/base/scratch_directory.h"
 
 namespace dtopp::safetensors_test {

@@ -1,7 +1,6 @@
-#include "dtopp/base/safetensors.h"
+#include "dtopp/base/safetensors/safetensors_file.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <optional>
 #include <set>
@@ -11,49 +10,13 @@
 
 #include "dtopp/base/byte_reader.h"
 #include "dtopp/base/json.h"
+#include "dtopp/base/safetensors/tensor_bytes.h"
 
 namespace dtopp {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of Hugging Face's reader
-constexpr uint64_t kAlignment = 64;
-
-constexpr std::array<std::pair<std::string_view, uint64_t>, 17> kDtypeBytes = {{
-    {"F64", 8},
-    {"F32", 4},
-    {"F16", 2},
-    {"BF16", 2},
-    {"F8_E4M3", 1},
-    {"F8_E5M2", 1},
-    {"F8_E8M0", 1},
-    {"I64", 8},
-    {"I32", 4},
-    {"I16", 2},
-    {"I8", 1},
-    {"U64", 8},
-    {"U32", 4},
-    {"U16", 2},
-    {"U8", 1},
-    {"BOOL", 1},
-    {"C64", 8},
-}};
-
-// Bytes per element; 0 for an unknown dtype.
-uint64_t element_bytes(std::string_view dtype) {
-  const auto found = std::ranges::find(kDtypeBytes, dtype, &std::pair<std::string_view, uint64_t>::first);
-  return found == kDtypeBytes.end() ? 0 : found->second;
-}
-
-// Bytes per tensor; nullopt if the product overflows.
-std::optional<uint64_t> tensor_bytes(uint64_t element, const std::vector<int64_t>& shape) {
-  uint64_t bytes = element;
-  for (const int64_t size : shape)
-    if (size < 0 || __builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes)) return std::nullopt;
-  return bytes;
-}
 
 struct Entry {
   std::string name;
@@ -217,41 +180,6 @@ std::vector<TensorPlace> read_places(std::span<const std::byte> beginning, uint6
   return places;
 }
 
-std::string header_of(const fs::path& path, const std::vector<TensorSource>& tensors,
-                      const std::map<std::string, std::string>& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  std::set<std::string_view> names;
-  if (!metadata.empty()) header["__metadata__"] = metadata;
-  uint64_t offset = 0;
-  for (const auto& tensor : tensors) {
-    const auto bytes = tensor_bytes(element_bytes(tensor.dtype), tensor.shape);
-    if (bytes != tensor.size || element_bytes(tensor.dtype) == 0 || tensor.name == "__metadata__" ||
-        !names.insert(tensor.name).second)
-      throw DataError(path.string() + ": tensor \"" + tensor.name +
-                      "\": its name is taken or its dtype and shape do not fit its bytes");
-    header[tensor.name] = {
-        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.size}}};
-    offset += tensor.size;
-  }
-  std::string text = dump_json(header);
-  text.append((kAlignment - (sizeof(uint64_t) + text.size()) % kAlignment) % kAlignment, ' ');
-  if (text.size() > kMaxHeaderBytes) throw DataError(path.string() + ": too many tensors for one file");
-  return text;
-}
-
-void read_all(const fs::path& path, const std::vector<TensorSource>& tensors, const TakeBytes& take) {
-  for (const auto& tensor : tensors) {
-    uint64_t count = 0;
-    tensor.read(0, tensor.size, [&](std::span<const std::byte> bytes) {
-      count += bytes.size();
-      take(bytes);
-    });
-    if (count != tensor.size)
-      throw DataError(path.string() + ": tensor \"" + tensor.name + "\": its size in bytes is not " +
-                      std::to_string(tensor.size));
-  }
-}
-
 }  // namespace
 
 SafetensorsReader::SafetensorsReader(const fs::path& path) : file_(open_regular(path)) {
@@ -281,54 +209,6 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path) {
 const TensorView* SafetensorsFile::find(const std::string& name) const {
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? nullptr : &tensors_[found->second];
-}
-
-std::string safetensors_head(const fs::path& path, const std::vector<TensorSource>& tensors, uint64_t bytes) {
-  std::string header = header_of(path, tensors, {});
-  if (sizeof(uint64_t) + header.size() > bytes) throw DataError(path.string() + ": too many tensors");
-  header.resize(bytes - sizeof(uint64_t), ' ');
-  const uint64_t size = header.size();
-  return std::string(reinterpret_cast<const char*>(&size), sizeof(size)) + header;
-}
-
-SafetensorsWriter::SafetensorsWriter(const fs::path& path, const std::vector<TensorSource>& tensors,
-                                     const std::map<std::string, std::string>& metadata, Hasher* hasher)
-    : SafetensorsWriter(path, header_of(path, tensors, metadata), hasher) {
-  for (const auto& tensor : tensors) size_ += tensor.size;
-}
-
-SafetensorsWriter::SafetensorsWriter(const fs::path& path, const std::string& header, Hasher* hasher)
-    : file_(path, hasher) {
-  const uint64_t size = header.size();
-  file_.write(std::as_bytes(std::span(&size, 1)));
-  file_.write(header);
-  size_ = file_.size();
-}
-
-void SafetensorsWriter::write(std::span<const std::byte> bytes) { file_.write(bytes); }
-
-uint64_t SafetensorsWriter::finish() {
-  if (file_.size() != size_)
-    throw DataError(file_.path().string() + ": " + std::to_string(file_.size()) + " bytes were written of " +
-                    std::to_string(size_));
-  file_.sync_and_close();
-  return size_;
-}
-
-uint64_t write_safetensors(const fs::path& path, const std::vector<TensorSource>& tensors,
-                           const std::map<std::string, std::string>& metadata, Hasher* hasher) {
-  SafetensorsWriter writer(path, tensors, metadata, hasher);
-  read_all(path, tensors, [&](std::span<const std::byte> bytes) { writer.write(bytes); });
-  return writer.finish();
-}
-
-void write_safetensors(OutputFile& file, const std::vector<TensorSource>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
-  const std::string header = header_of(file.path(), tensors, metadata);
-  const uint64_t size = header.size();
-  file.write(std::as_bytes(std::span(&size, 1)));
-  file.write(header);
-  read_all(file.path(), tensors, [&](std::span<const std::byte> bytes) { file.write(bytes); });
 }
 
 }  // namespace dtopp
