@@ -42,8 +42,8 @@ cat <<END
 Next steps:
   $dtopp generate $run --interactive       # type a sentence, then /target 1 and /target 8
   $dtopp evaluate text $run --text data/quickstart/validation --sweep-target 1,2,4,8
-  $dtopp train configs/quickstart.yaml method=dense output=runs/quickstart-dense
-  $dtopp report $run runs/quickstart-dense --output runs/report.html
+  $dtopp train configs/quickstart.yaml method=dense output=runs/dense
+  $dtopp report $run runs/dense --output runs/report.html
 
 Time: $times; $total s in total
 END
