@@ -137,7 +137,10 @@ void Cluster::run(const std::function<void()>& body) {
         !is_early && (failure.status == ExitStatus::kStopped || failure.status == ExitStatus::kNumerical ||
                       dynamic_cast<const RanksDiffer*>(&error) != nullptr);
     if (watcher_ && is_of_all) watcher_->leave();
-    const bool is_silent = is_of_all || is_early ? !is_main_rank() : !prints(failure.message);
+    // Rank 0's watcher prints an early stop of another rank. Before it exists, dtopp's own launcher has a
+    // store in which ranks agree on one line.
+    const bool can_agree = !is_early || (!watcher_ && environment_.launcher == launch::Launcher::kOwn);
+    const bool is_silent = is_of_all || !can_agree ? !is_main_rank() : !prints(failure.message);
     if (watcher_ && !is_of_all) watcher_->fail(static_cast<int>(failure.status), failure.message);
     // The other ranks may still read the store, or look for this error in it.
     if (is_server() && failure.status != ExitStatus::kStopped)
