@@ -9,6 +9,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
 #include "dtopp/config/config.h"
@@ -196,20 +197,19 @@ void require_same_run(const checkpoint::Checkpoint& own, const config::RunConfig
   runs::require_same_configuration(
       own.path().string(), own.config(), config,
       trained_on.empty() ? runs::DataPaths::kCompared : runs::DataPaths::kIgnored);
-  const std::string remedy =
-      " was trained on; restore the data, or start a new run with training.cooldown_from or "
-      "training.initialize_from";
+  const std::string trained = ", which " + own.path().string() +
+                              " was trained on; restore the data, or start a new run with "
+                              "training.cooldown_from or training.initialize_from";
   if (trained_on.empty())
     log.warning(own.path().string() + " does not record its data; not compared with data.train");
   for (size_t i = 0; i < trained_on.size(); ++i) {
     const auto& [source, hash] = data.training_hashes.at(i);
     if (hash != trained_on[i])
-      throw UsageError("data.train: " + source + " has other content (" + hash + ") than " + trained_on[i] +
-                       ", which " + own.path().string() + remedy);
+      throw UsageError(format("data.train: %s has other content (%s) than %s%s", source.c_str(), hash.c_str(),
+                              trained_on[i].c_str(), trained.c_str()));
   }
   if (own.has_tokenizer() && !has_tokenizer(own, data.tokenizer_json))
-    throw UsageError("data.train: its tokenizer.json is not " + own.tokenizer_path().string() + ", which " +
-                     own.path().string() + remedy);
+    throw UsageError("data.train: its tokenizer.json is not " + own.tokenizer_path().string() + trained);
 }
 
 // Opens the checkpoint that `key` names, as found by rank 0. Its error messages start with the key.

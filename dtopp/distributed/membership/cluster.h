@@ -33,7 +33,7 @@ class Cluster final : private WatchedProcess {
   // version() identifies the program, which must be the same on all ranks. Call the constructor before the
   // process has threads, because it sets environment variables (configure_transport).
   Cluster(launch::LaunchEnvironment environment, std::string (*version)());
-  ~Cluster();
+  ~Cluster() override;
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
 
