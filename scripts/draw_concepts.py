@@ -12,7 +12,6 @@ import json
 import math
 import pathlib
 import re
-import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 INK, BLUE, RED, ORANGE = "#737b85", "#2f81f7", "#e5534b", "#d4772a"

@@ -74,8 +74,11 @@ void refuse_what_is_no_file(const fs::path& path) {
 
 }  // namespace
 
-bool FileError::is_missing() const {
-  return error_number == ENOENT || error_number == ENOTDIR || error_number == EISDIR || error_number == ELOOP;
+bool may_pass(const DataError& error) {
+  const auto* system = dynamic_cast<const FileError*>(&error);
+  if (!system) return false;
+  const int number = system->error_number;
+  return number != ENOENT && number != ENOTDIR && number != EISDIR && number != ELOOP;
 }
 
 FileError file_error(const std::string& action, const fs::path& path, int error_number) {

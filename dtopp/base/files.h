@@ -21,11 +21,12 @@ class Hasher;
 // The error of a failed system call.
 struct FileError : DataError {
   FileError(const std::string& message, int error_number) : DataError(message), error_number(error_number) {}
-  // True if the path leads to no file. Any other failure (EACCES, EIO, EMFILE, …) may pass: it tells nothing
-  // about the file's content.
-  bool is_missing() const;
   int error_number;
 };
+
+// Whether a system call failed for a reason that may pass (EACCES, EIO, EMFILE, …). Such an error tells
+// nothing about the file's content; wrong content and a path that leads to no file do.
+bool may_pass(const DataError& error);
 
 // Builds such an error: the path, the action, the system's reason and a remedy.
 FileError file_error(const std::string& action, const std::filesystem::path& path, int error_number);

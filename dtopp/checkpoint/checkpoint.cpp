@@ -120,8 +120,7 @@ Checkpoint::Checkpoint(const fs::path& path, CheckpointUse use, const VerifyFile
     if (manifest.contains(kRouterFile)) router_.emplace(path / kRouterFile);
     if (manifest.contains(kImagesFile)) images_json_ = read_file(path / kImagesFile, kMaxTextBytes);
   } catch (const DataError& error) {
-    const auto* system = dynamic_cast<const FileError*>(&error);
-    if (system && !system->is_missing()) throw UnreadableCheckpoint(error.what());
+    if (may_pass(error)) throw UnreadableCheckpoint(error.what());
     throw CheckpointError(error.what() + std::string("; restore the file or use an earlier checkpoint"));
   }
 }

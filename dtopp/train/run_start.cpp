@@ -68,8 +68,7 @@ std::string verify_part(const fs::path& path, checkpoint::CheckpointUse use, dis
       verify_content(path, part_of(files, static_cast<size_t>(before), static_cast<size_t>(all)));
     }
   } catch (const DataError& error) {
-    const auto* system = dynamic_cast<const FileError*>(&error);
-    wrong = (system && !system->is_missing() ? kUnreadable : kDamaged) + std::string(error.what());
+    wrong = (may_pass(error) ? kUnreadable : kDamaged) + std::string(error.what());
   }
   for (const std::string& other : distributed::gather_bytes(ranks, wrong, "verify"))
     if (wrong.empty() || (!other.empty() && other < wrong)) wrong = other;

@@ -1,5 +1,6 @@
 #include "dtopp/base/safetensors/safetensors_writer.h"
 
+#include <cstring>
 #include <set>
 #include <string_view>
 
@@ -15,8 +16,15 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kAlignment = 64;
 
-std::string header_of(const fs::path& path, const std::vector<TensorSource>& tensors,
-                      const std::map<std::string, std::string>& metadata) {
+// Writes the size of the header into its first 8 bytes.
+void set_size(std::string& head) {
+  const uint64_t size = head.size() - sizeof(uint64_t);
+  std::memcpy(head.data(), &size, sizeof(size));
+}
+
+// Returns everything before the tensor data.
+std::string head_of(const fs::path& path, const std::vector<TensorSource>& tensors,
+                    const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   std::set<std::string_view> names;
   if (!metadata.empty()) header["__metadata__"] = metadata;
@@ -31,10 +39,12 @@ std::string header_of(const fs::path& path, const std::vector<TensorSource>& ten
         {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.size}}};
     offset += tensor.size;
   }
-  std::string text = dump_json(header);
-  text.append((kAlignment - (sizeof(uint64_t) + text.size()) % kAlignment) % kAlignment, ' ');
-  if (text.size() > kMaxHeaderBytes) throw DataError(path.string() + ": too many tensors for one file");
-  return text;
+  std::string head = std::string(sizeof(uint64_t), '\0') + dump_json(header);
+  head.append((kAlignment - head.size() % kAlignment) % kAlignment, ' ');
+  if (head.size() - sizeof(uint64_t) > kMaxHeaderBytes)
+    throw DataError(path.string() + ": too many tensors for one file");
+  set_size(head);
+  return head;
 }
 
 void read_all(const fs::path& path, const std::vector<TensorSource>& tensors, const TakeBytes& take) {
@@ -53,24 +63,22 @@ void read_all(const fs::path& path, const std::vector<TensorSource>& tensors, co
 }  // namespace
 
 std::string safetensors_head(const fs::path& path, const std::vector<TensorSource>& tensors, uint64_t bytes) {
-  std::string header = header_of(path, tensors, {});
-  if (sizeof(uint64_t) + header.size() > bytes) throw DataError(path.string() + ": too many tensors");
-  header.resize(bytes - sizeof(uint64_t), ' ');
-  const uint64_t size = header.size();
-  return std::string(reinterpret_cast<const char*>(&size), sizeof(size)) + header;
+  std::string head = head_of(path, tensors, {});
+  if (head.size() > bytes) throw DataError(path.string() + ": too many tensors");
+  head.resize(bytes, ' ');
+  set_size(head);
+  return head;
 }
 
 SafetensorsWriter::SafetensorsWriter(const fs::path& path, const std::vector<TensorSource>& tensors,
                                      const std::map<std::string, std::string>& metadata, Hasher* hasher)
-    : SafetensorsWriter(path, header_of(path, tensors, metadata), hasher) {
+    : SafetensorsWriter(path, head_of(path, tensors, metadata), hasher) {
   for (const auto& tensor : tensors) size_ += tensor.size;
 }
 
-SafetensorsWriter::SafetensorsWriter(const fs::path& path, const std::string& header, Hasher* hasher)
+SafetensorsWriter::SafetensorsWriter(const fs::path& path, const std::string& head, Hasher* hasher)
     : file_(path, hasher) {
-  const uint64_t size = header.size();
-  file_.write(std::as_bytes(std::span(&size, 1)));
-  file_.write(header);
+  file_.write(head);
   size_ = file_.size();
 }
 
@@ -93,10 +101,7 @@ uint64_t write_safetensors(const fs::path& path, const std::vector<TensorSource>
 
 void write_safetensors(OutputFile& file, const std::vector<TensorSource>& tensors,
                        const std::map<std::string, std::string>& metadata) {
-  const std::string header = header_of(file.path(), tensors, metadata);
-  const uint64_t size = header.size();
-  file.write(std::as_bytes(std::span(&size, 1)));
-  file.write(header);
+  file.write(head_of(file.path(), tensors, metadata));
   read_all(file.path(), tensors, [&](std::span<const std::byte> bytes) { file.write(bytes); });
 }
 

@@ -67,7 +67,7 @@ class SafetensorsWriter {
   uint64_t finish();
 
  private:
-  SafetensorsWriter(const std::filesystem::path& path, const std::string& header, Hasher* hasher);
+  SafetensorsWriter(const std::filesystem::path& path, const std::string& head, Hasher* hasher);
 
   OutputFile file_;
   uint64_t size_ = 0;  // expected size of the file
