@@ -5,66 +5,13 @@
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
-#include <zlib.h>
-#include <zstd.h>
 
-#include "tests/base/damage.h"
-#include "tests/base/scratch_directory.h"
-#include "tests/data/token_fixtures.h"
+#include "tests/data/text/text_files.h"
 
 namespace dtopp::data {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string gzip(const std::string& text) {
-  z_stream stream = {};
-  deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
-  std::string out(deflateBound(&stream, text.size()), '\0');
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-  stream.avail_in = static_cast<uInt>(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(out.data());
-  stream.avail_out = static_cast<uInt>(out.size());
-  deflate(&stream, Z_FINISH);
-  out.resize(stream.total_out);
-  deflateEnd(&stream);
-  return out;
-}
-
-std::string zstd(const std::string& text) {
-  ZSTD_CCtx* context = ZSTD_createCCtx();
-  ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1);
-  std::string out(ZSTD_compressBound(text.size()), '\0');
-  out.resize(ZSTD_compress2(context, out.data(), out.size(), text.data(), text.size()));
-  ZSTD_freeCCtx(context);
-  return out;
-}
-
-std::vector<std::string> documents_of(const fs::path& path) {
-  TextReader reader(path);
-  std::vector<std::string> documents;
-  for (std::string document; reader.next(document);) documents.push_back(document);
-  return documents;
-}
-
-class TextReaderTest : public testing::Test {
- protected:
-  std::vector<std::string> read(const std::string& name, const std::string& bytes) {
-    write_bytes(scratch_ / name, bytes);
-    return documents_of(scratch_ / name);
-  }
-  // The error names the file and `what`.
-  void expect_error(const std::string& name, const std::string& bytes, const std::string& what) {
-    write_bytes(scratch_ / name, bytes);
-    const auto message = error_of<DataError>([&] { documents_of(scratch_ / name); });
-    EXPECT_NE(message.find((scratch_ / name).string()), message.npos) << message;
-    EXPECT_NE(message.find(what), message.npos) << message << "\nlacks " << what;
-  }
-
-  ScratchDirectory scratch_;
-};
-
-using Documents = std::vector<std::string>;
 
 TEST_F(TextReaderTest, reads_the_text_of_every_line) {
   EXPECT_EQ(read("a.jsonl",
@@ -195,78 +142,6 @@ TEST_F(TextReaderTest, longer_lines_than_allowed_are_named) {
   EXPECT_TRUE(TextReader(scratch_ / "b.jsonl", 12).next(document));
   TextReader one_less(scratch_ / "b.jsonl", 11);
   EXPECT_THROW(one_less.next(document), DataError);
-}
-
-TEST_F(TextReaderTest, a_compressed_bomb_ends_at_the_limit) {
-  write_bytes(scratch_ / "a.jsonl.zst", zstd(std::string(64 << 20, ' ')));
-  TextReader reader(scratch_ / "a.jsonl.zst", 1 << 20);
-  std::string document;
-  EXPECT_THROW(reader.next(document), DataError);
-}
-
-std::string many_lines() {
-  std::string text;
-  for (int i = 0; i < 20000; ++i) text += "{\"text\": \"line " + std::to_string(i * 7919) + "\"}\n";
-  return text;
-}
-
-TEST_F(TextReaderTest, compressed_files_read_as_plain_ones) {
-  const std::string text = many_lines();
-  const Documents expected = read("a.jsonl", text);
-  ASSERT_EQ(expected.size(), 20000U);
-  EXPECT_EQ(read("a.jsonl.gz", gzip(text)), expected);
-  EXPECT_EQ(read("a.jsonl.zst", zstd(text)), expected);
-  // Several gzip members or zstd frames, divided within a line.
-  for (const size_t cut : {0UL, 1UL, 300007UL, text.size()}) {
-    EXPECT_EQ(read("b.jsonl.gz", gzip(text.substr(0, cut)) + gzip(text.substr(cut))), expected);
-    EXPECT_EQ(read("b.jsonl.zst", zstd(text.substr(0, cut)) + zstd(text.substr(cut))), expected);
-  }
-}
-
-TEST_F(TextReaderTest, a_compressed_file_cut_anywhere_is_named) {
-  const std::string text = "{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
-  const std::string gz = gzip(text);
-  const std::string zst = zstd(text);
-  for (size_t size = 0; size < gz.size(); ++size)
-    expect_error("a.jsonl.gz", gz.substr(0, size),
-                 "byte " + std::to_string(size) + ": the gzip stream ends early");
-  for (size_t size = 0; size < zst.size(); ++size)
-    expect_error("a.jsonl.zst", zst.substr(0, size),
-                 "byte " + std::to_string(size) + ": the zstd stream ends early");
-}
-
-TEST_F(TextReaderTest, what_follows_a_compressed_stream_is_named) {
-  const std::string text = "{\"text\": \"one\"}\n";
-  expect_error("a.jsonl.gz", gzip(text) + "garbage", "something else follows the gzip stream");
-  expect_error("a.jsonl.zst", zstd(text) + "garbage", "something else follows the zstd stream");
-  expect_error("a.jsonl.gz", text, "not a gzip file");
-  expect_error("a.jsonl.zst", text, "not a zstd file");
-}
-
-TEST_F(TextReaderTest, a_flipped_bit_in_compressed_text_is_named) {
-  const std::string text = "{\"text\": \"one\"}\n{\"text\": \"two and some more\"}\n";
-  for (const auto& [name, bytes] : {std::pair{"a.jsonl.gz", gzip(text)}, {"a.jsonl.zst", zstd(text)}})
-    expect_error(name, with_flipped_bit(bytes, (bytes.size() - 3) * 8), name);  // of the checksum
-}
-
-using TextReaderNightly = TextReaderTest;
-
-TEST_F(TextReaderNightly, flipped_bits_in_compressed_text_never_change_documents_unseen) {
-  const std::string text = "{\"text\": \"one\"}\n{\"text\": \"two and some more\"}\n";
-  const Documents expected = {"one", "two and some more"};
-  for (const auto& [name, bytes] : {std::pair{"a.jsonl.gz", gzip(text)}, {"a.jsonl.zst", zstd(text)}}) {
-    size_t found = 0;
-    for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
-      write_bytes(scratch_ / name, with_flipped_bit(bytes, bit));
-      try {
-        // The time and operating system in a gzip header may change undetected.
-        EXPECT_EQ(documents_of(scratch_ / name), expected) << name << " bit " << bit;
-      } catch (const DataError&) {
-        ++found;
-      }
-    }
-    EXPECT_GT(found, bytes.size() * 6) << name;
-  }
 }
 
 TEST_F(TextReaderTest, missing_files_and_directories_are_named) {

@@ -268,16 +268,6 @@ def test_data_that_become_shorter_during_training_exit_3(tmp_path):
     assert len(errors) == 1 and str(tmp_path / "train.npy") in errors[0] and "shorter" in errors[0], errors
 
 
-def test_more_files_of_data_than_may_be_open_by_default(tmp_path):
-    config = tiny_run.make(tmp_path)
-    (tmp_path / "files").mkdir()
-    for i in range(100):
-        tiny_run.write_tokens(tmp_path / f"files/{i}.npy", 100, seed=i)
-    command = f"ulimit -S -n 64; exec {tiny_run.BINARY} train {config} training.steps=4 data.train=[{tmp_path}/files]"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_endless_non_finite_steps_exit_6_and_spare_the_parameters(tmp_path):
     config = tiny_run.make(tmp_path)
     done = fails(6, ["max_skips", "optimizer.lr"], "train", config, "optimizer.lr=1.0e38", "optimizer.min_lr=1.0e38",

@@ -206,3 +206,13 @@ def test_training_reads_known_files_again_only_to_verify_them(dtopp_binary, tmp_
     assert_refused(tiny_run.dtopp(*arguments, "--verify"), 3, "tokens.bin")
     done = tiny_run.dtopp(*arguments)
     assert done.returncode == 0, done.stderr
+
+
+def test_more_files_of_data_than_may_be_open_by_default(tmp_path):
+    config = tiny_run.make(tmp_path)
+    (tmp_path / "files").mkdir()
+    for i in range(100):
+        tiny_run.write_tokens(tmp_path / f"files/{i}.npy", 100, seed=i)
+    command = f"ulimit -S -n 64; exec {tiny_run.BINARY} train {config} training.steps=4 data.train=[{tmp_path}/files]"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ import pytest
 import tiny_language_run
 import tiny_run
 from needs import TASK_DATA, TORCHRUN, for_cpus, needs_program, needs_task_data, needs_torchrun
+from rank_process import catches_sigterm
 from refusal import assert_refused
 
 pytestmark = [needs_program, for_cpus]
@@ -144,20 +145,16 @@ def test_a_killed_rank_ends_all_and_finished_tasks_stay(run, whole, tmp_path, vi
     finish(run, tmp_path, whole)
 
 
-def catches_sigterm(process):
+def is_ready_to_stop(process):
     """Whether the process has become a rank that handles SIGTERM: its command line has no --processes."""
-    if b"--processes" in pathlib.Path(f"/proc/{process}/cmdline").read_bytes():
-        return False
-    status = pathlib.Path(f"/proc/{process}/status").read_text()
-    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
-    return int(caught, 16) >> (signal.SIGTERM - 1) & 1
+    return b"--processes" not in pathlib.Path(f"/proc/{process}/cmdline").read_bytes() and catches_sigterm(process)
 
 
 def test_a_stopped_perplexity_ends_all_with_75(run, text):
     process = subprocess.Popen([tiny_run.BINARY, "evaluate", "text", run, *BATCHES, "--text", text, "--processes", "2"],
                                stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 20
-    while (len(ranks_of(process)) < 2 or not catches_sigterm(ranks_of(process)[1])) and time.monotonic() < deadline:
+    while (len(ranks_of(process)) < 2 or not is_ready_to_stop(ranks_of(process)[1])) and time.monotonic() < deadline:
         time.sleep(0.002)
     os.kill(ranks_of(process)[1], signal.SIGTERM)
     errors = process.stderr.read()

@@ -2,7 +2,6 @@
 resumes from it."""
 
 import fcntl
-import json
 import os
 import random
 import re
@@ -16,15 +15,12 @@ import pytest
 import tiny_run
 from needs import TORCHRUN, for_cpus, needs_program, needs_torchrun
 from rank_process import Process
-from xxh3 import xxh3_128
+from rank_runs import OVERRIDES, STEPS, command, free_port
 
 CASES = 30 if tiny_run.FULL else 2  # random moments
-STEPS = 60
 
 pytestmark = [needs_program, for_cpus]
 
-OVERRIDES = ["training.micro_batch_size=1", f"training.steps={STEPS}", "parallel.timeout=2", "validation.every=0",
-             "logging.tensorboard=false"]
 # Data files in each rank's working directory.
 BESIDE = ["data.train=[train.npy]", "data.validation=[]"]
 LONG = ["training.steps=1000000", "checkpoint.every=0", "logging.every=50"]
@@ -35,18 +31,8 @@ def reference(tmp_path_factory):
     return tiny_run.trained(tmp_path_factory.mktemp("reference"), *OVERRIDES)
 
 
-def command(reference, run, *options):
-    return list(map(str, [tiny_run.BINARY, "train", reference / "run.yaml", *OVERRIDES, f"output={run}", *options]))
-
-
 def naming_a_rank(lines):
     return [line for line in lines if re.search(r"\brank \d", line)]
-
-
-def free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
 
 
 def start_ranks(commands, folders=None, on_one_host=True):
@@ -222,66 +208,6 @@ def test_a_request_to_stop_saves_once_and_ends_all(reference, tmp_path, whom):
     assert len([line for line in lines if "stopped at step" in line]) == 1
     assert not naming_a_rank(lines)
     assert len(list((tmp_path / "run/checkpoints").iterdir())) == 1
-
-
-def handles_a_request_to_stop(process):
-    with open(f"/proc/{process}/status") as status:
-        caught = next(line for line in status if line.startswith("SigCgt:"))
-    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
-
-
-def request_to_stop_early(process, count=1, whom=None):
-    """Signals the process or its rank `whom`, once `count` ranks, or the process itself, catch the signal."""
-    end = time.monotonic() + 60
-    while sum(map(handles_a_request_to_stop, process.ranks() if count > 1 else [process.pid])) < count:
-        assert time.monotonic() < end and process.process.poll() is None, process.lines
-        time.sleep(0.01)
-    time.sleep(1)
-    os.kill(process.pid if whom is None else process.ranks()[whom], signal.SIGTERM)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_request_to_stop_ends_the_wait_for_other_ranks(reference, tmp_path, rank):
-    environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                                "MASTER_PORT": str(free_port())}
-    waiting = Process(command(reference, tmp_path / "run"), env=environment)
-    request_to_stop_early(waiting)
-    status, lines = waiting.end(timeout=5)
-    assert status == 75 and len(lines) == (rank == 0), lines
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("what", ["data without a manifest", "data of one rank", "data of two ranks",
-                                  "data of two ranks, of which rank 1 stops", "a text", "a folder of images"])
-def test_a_request_to_stop_ends_the_reading_of_inputs(reference, tmp_path, what):
-    data = tmp_path / "data"
-    data.mkdir()
-    large = data / ("large.npy" if what.startswith("data") else "large.txt")
-    large.touch()
-    os.truncate(large, 1 << 38)  # a hole: more than a minute of hashing
-    files = {large.name: {"size": 1 << 38, "xxh3_128": "0" * 32}}
-    manifest = f'{{"format": "dtopp token data 2", "files": {json.dumps(files)},\n'
-    (data / "manifest.json").write_text(f'{manifest}  "xxh3_128": "{xxh3_128(manifest.encode())}"\n}}\n')
-    if what == "a text":
-        arguments = ["prepare", "text", large, "--tokenizer", tiny_run.ROOT / "assets/tokenizer/english-4k.tokenizer.json"]
-    elif what == "a folder of images":
-        for depth in range(30):  # 2^30 paths
-            folder = tmp_path / f"images{depth}"
-            folder.mkdir()
-            for name in "ab":
-                (folder / name).symlink_to(tmp_path / f"images{depth + 1}")
-        (tmp_path / "images30").mkdir()
-        arguments = ["prepare", "images", tmp_path / "images0"]
-    if what.startswith("data"):
-        arguments = command(reference, tmp_path / "run", f"data.train=[{large if 'without' in what else data}]")
-        arguments += ["--processes", "2"] if "two ranks" in what else []
-    else:
-        arguments = [tiny_run.BINARY, *arguments, "--output", tmp_path / "run"]
-    reading = Process(list(map(str, arguments)))
-    request_to_stop_early(reading, count=2 if "two ranks" in what else 1, whom=1 if "rank 1" in what else None)
-    status, lines = reading.end(timeout=5)
-    assert status == 75 and len(lines) == 1 and "stopped before anything was written" in lines[0], lines
-    assert not (tmp_path / "run").exists()
 
 
 def expect_to_go_on(reference, run):

@@ -14,32 +14,9 @@ from refusal import assert_refused
 from report_browser import browser, open_page  # noqa: F401  fixtures
 from safetensors.numpy import load_file
 from scipy import stats
+from tiny_study import STUDY, results, run_of, write_study
 
-STUDY = """\
-base: run.yaml
-seeds: [1, 2, 3]
-variants:
-  top-k: {{routing.method: top_k, routing.experts: 3}}
-  dtop-p: {{routing.method: dtop_p}}
-measure: [val/loss, train/lm_loss]
-output: {output}
-"""
 SLOW = ("training.steps=100000", "checkpoint.every=2000", "validation.every=0", "measure=[train/loss]")
-
-
-def write_study(directory, text=STUDY):
-    tiny_run.make(directory)
-    path = directory / "study.yaml"
-    path.write_text(text.format(output=directory / "out"))
-    return path
-
-
-def results(directory):
-    return json.loads((directory / "out/study.json").read_text())
-
-
-def run_of(document, variant, seed, **grid):
-    return next(run for run in document["runs"] if (run["variant"], run["seed"], run["grid"]) == (variant, seed, grid))
 
 
 @pytest.fixture(scope="module")

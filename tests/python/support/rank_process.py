@@ -1,5 +1,7 @@
 """Starts a command and reads its standard error while it runs."""
 
+import pathlib
+import signal
 import subprocess
 import threading
 import time
@@ -34,3 +36,10 @@ class Process:
     def ranks(self):
         with open(f"/proc/{self.pid}/task/{self.pid}/children") as children:
             return [int(number) for number in children.read().split()]
+
+
+def catches_sigterm(process):
+    """Whether the process with this number handles SIGTERM."""
+    status = pathlib.Path(f"/proc/{process}/status").read_text()
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
