@@ -2,10 +2,7 @@
 #pragma once
 
 #include <exception>
-#include <new>
 #include <string>
-
-#include <c10/util/Exception.h>
 
 #include "dtopp/base/errors.h"
 
@@ -18,8 +15,8 @@ struct Failure {
 
 Failure failure_of(const std::exception& error);
 
-// Whether libtorch could not allocate a CPU tensor. It has no exception type of its own for this.
-bool is_out_of_host_memory(const c10::Error& error);
+// The memory that an error lacks, "memory" or "device memory"; null for any other error.
+const char* lacking_memory(const std::exception& error);
 
 // Calls body(). Adds the command's advice, such as "lower --workers", to a lack of memory.
 //
@@ -28,13 +25,10 @@ template <class Body>
 void with_memory_advice(const std::string& advice, const Body& body) {
   try {
     body();
-  } catch (const std::bad_alloc&) {
-    throw ResourceError("out of memory: " + advice);
-  } catch (const c10::OutOfMemoryError&) {
-    throw ResourceError("out of device memory: " + advice);
-  } catch (const c10::Error& error) {
-    if (!is_out_of_host_memory(error)) throw;
-    throw ResourceError("out of memory: " + advice);
+  } catch (const std::exception& error) {
+    const char* const memory = lacking_memory(error);
+    if (!memory) throw;
+    throw ResourceError("out of " + std::string(memory) + ": " + advice);
   }
 }
 
