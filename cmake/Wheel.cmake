@@ -27,7 +27,7 @@ function(dtopp_install_wheel)
   endif()
   install(DIRECTORY assets configs examples DESTINATION files
     PATTERN __pycache__ EXCLUDE PATTERN "lab-*.jsonl.zst" EXCLUDE)
-  foreach(package libarchive-dev libboost-math-dev libcli11-dev libgloo-dev libjemalloc-dev libjpeg62-turbo-dev
+  foreach(package libarchive-dev libboost-dev libcli11-dev libgloo-dev libjemalloc-dev libjpeg62-turbo-dev
       libpcre2-dev libpng-dev libsimdjson-dev libssl-dev libutf8proc-dev libwebp-dev libxxhash-dev libyaml-cpp-dev libzstd-dev nettle-dev
       nlohmann-json3-dev zlib1g-dev)
     install(FILES "/usr/share/doc/${package}/copyright" DESTINATION licenses RENAME "${package}.txt" OPTIONAL)

@@ -16,7 +16,7 @@ torch_version=2.11.0
 
 packages=(g++ cmake ninja-build ccache pkg-config python3-venv libcli11-dev libyaml-cpp-dev nlohmann-json3-dev
   libsimdjson-dev libzstd-dev zlib1g-dev libutf8proc-dev libpcre2-dev libxxhash-dev libssl-dev libgloo-dev
-  libboost-math-dev libjemalloc-dev libjpeg62-turbo-dev libpng-dev libwebp-dev libarchive-dev)
+  libboost-dev libjemalloc-dev libjpeg62-turbo-dev libpng-dev libwebp-dev libarchive-dev)
 if [ "$mode" = tidy ]; then
   packages+=(clang-tidy)
   mode=test

@@ -1,187 +1,168 @@
 #include "dtopp/report/page/server.h"
 
-#include <cerrno>
 #include <charconv>
 #include <chrono>
-#include <cstring>
-#include <list>
+#include <memory>
+#include <random>
 #include <string_view>
 #include <utility>
-#include <vector>
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <strings.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/format.h"
 
 namespace dtopp::report {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+using asio::ip::tcp;
 
-constexpr size_t kMaxRequest = 16384;
+constexpr uint32_t kMaxRequest = 16384;
 constexpr size_t kMaxConnections = 64;
-constexpr auto kPatience = std::chrono::seconds(30);  // until an idle connection is closed
-constexpr int kPollMilliseconds = 200;
+constexpr auto kRequestTime = std::chrono::seconds(10);  // from accepting to the last byte of the header
+constexpr auto kAnswerTime = std::chrono::seconds(30);
+constexpr auto kPollTime = std::chrono::milliseconds(200);
 
-class Socket {
+using Request = http::request<http::empty_body>;
+using Answer = http::response<http::string_body>;
+
+Answer answer(http::status status, std::string_view type, std::string body) {
+  Answer result(status, 11, std::move(body));
+  result.set(http::field::content_type, std::string(type) + "; charset=utf-8");
+  result.set(http::field::cache_control, "no-store");
+  result.set("Referrer-Policy", "no-referrer");
+  result.set("X-Content-Type-Options", "nosniff");
+  result.keep_alive(false);
+  result.prepare_payload();
+  return result;
+}
+
+Answer refusal(http::status status) {
+  return answer(status, "text/plain", std::string(http::obsolete_reason(status)) + "\n");
+}
+
+Answer answer_to(const Request& request, std::string_view root, LiveReport& report) {
+  std::string_view target(request.target().data(), request.target().size());
+  if (!target.starts_with(root)) return refusal(http::status::not_found);
+  if (request.method() != http::verb::get) return refusal(http::status::method_not_allowed);
+  target.remove_prefix(root.size());
+  if (target.empty()) return answer(http::status::ok, "text/html", report.page());
+  constexpr std::string_view kUpdate = "update?since=";
+  if (!target.starts_with(kUpdate)) return refusal(http::status::not_found);
+  target.remove_prefix(kUpdate.size());
+  uint64_t since = 0;
+  const auto [end, error] = std::from_chars(target.data(), target.data() + target.size(), since);
+  if (error != std::errc{} || end != target.data() + target.size()) return refusal(http::status::bad_request);
+  return answer(http::status::ok, "application/json", report.news(since));
+}
+
+// Returns 128 random bits in hexadecimal digits. Other users of the machine cannot guess the address.
+std::string random_token() {
+  std::random_device device;
+  std::string token;
+  for (int word = 0; word < 4; ++word) token += format("%08x", device());
+  return token;
+}
+
+// The open connections of one server. Each reads one request, writes one answer and closes.
+class Connections {
  public:
-  explicit Socket(int descriptor) : descriptor_(descriptor) {}
-  ~Socket() {
-    if (descriptor_ >= 0) close(descriptor_);
+  Connections(tcp::acceptor& acceptor, std::string_view root, LiveReport& report)
+      : acceptor_(acceptor), root_(root), report_(report) {
+    accept();
   }
-  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  Socket& operator=(Socket&&) = delete;
-  int get() const { return descriptor_; }
-  int release() { return std::exchange(descriptor_, -1); }
 
  private:
-  int descriptor_;
-};
+  struct Connection {
+    explicit Connection(tcp::socket socket) : stream(std::move(socket)) { parser.header_limit(kMaxRequest); }
 
-struct Connection {
-  Socket socket;
-  std::string request = {}, answer = {};
-  size_t sent = 0;
-  Clock::time_point last = Clock::now();
-};
+    beast::tcp_stream stream;
+    beast::flat_buffer buffer;
+    http::request_parser<http::empty_body> parser;
+    Answer answer;
+  };
 
-std::string response(std::string_view status, std::string_view type, const std::string& body) {
-  return "HTTP/1.1 " + std::string(status) + "\r\nContent-Type: " + std::string(type) +
-         "; charset=utf-8\r\nContent-Length: " + std::to_string(body.size()) +
-         "\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n" + body;
-}
-
-std::string refusal(std::string_view status) {
-  return response(status, "text/plain", std::string(status) + "\n");
-}
-
-// Returns the value of a header, or an empty string.
-std::string_view header(std::string_view request, std::string_view name) {
-  size_t from = request.find("\r\n");
-  while (from != std::string_view::npos && from + 2 < request.size()) {
-    from += 2;
-    const size_t end = request.find("\r\n", from);
-    const std::string_view line = request.substr(from, end - from);
-    if (line.size() > name.size() && line[name.size()] == ':' &&
-        strncasecmp(line.data(), name.data(), name.size()) == 0) {
-      const size_t value = line.find_first_not_of(' ', name.size() + 1);
-      return value == std::string_view::npos ? "" : line.substr(value);
-    }
-    from = end;
+  // At kMaxConnections, further clients wait in the system's queue until a connection ends.
+  void accept() {
+    acceptor_.async_accept([this](beast::error_code error, tcp::socket socket) {
+      if (!error) {
+        ++open_;
+        receive(std::make_shared<Connection>(std::move(socket)));
+      }
+      if (open_ < kMaxConnections) accept();
+    });
   }
-  return "";
-}
 
-// Guards against DNS rebinding: another site's host name could resolve to this server, and its page could
-// then read the report.
-bool names_this_host(std::string_view host) {
-  host = host.substr(0, host.find(':'));
-  return host == "127.0.0.1" || host == "localhost";
-}
+  void receive(const std::shared_ptr<Connection>& connection) {
+    connection->stream.expires_after(kRequestTime);
+    http::async_read_header(connection->stream, connection->buffer, connection->parser,
+                            [this, connection](beast::error_code error, size_t) {
+                              if (error && error.category() != http::make_error_code({}).category())
+                                return close(*connection);
+                              connection->answer = answer_to_header(connection->parser, error);
+                              send(connection);
+                            });
+  }
 
-std::string answer_to(std::string_view request, LiveReport& report) {
-  const std::string_view line = request.substr(0, request.find("\r\n"));
-  const size_t first = line.find(' '), second = line.rfind(' ');
-  if (first == second || !line.substr(second + 1).starts_with("HTTP/1.")) return refusal("400 Bad Request");
-  if (!names_this_host(header(request, "Host"))) return refusal("403 Forbidden");
-  if (line.substr(0, first) != "GET") return refusal("405 Method Not Allowed");
-  const std::string_view target = line.substr(first + 1, second - first - 1);
-  if (target == "/") return response("200 OK", "text/html", report.page());
-  constexpr std::string_view kUpdate = "/update?since=";
-  uint64_t since = 0;
-  if (!target.starts_with(kUpdate)) return refusal("404 Not Found");
-  const std::string_view number = target.substr(kUpdate.size());
-  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), since);
-  if (error != std::errc{} || end != number.data() + number.size()) return refusal("400 Bad Request");
-  return response("200 OK", "application/json", report.news(since));
-}
+  Answer answer_to_header(const http::request_parser<http::empty_body>& parser, beast::error_code error) {
+    if (error == http::error::header_limit) return refusal(http::status::request_header_fields_too_large);
+    if (error) return refusal(http::status::bad_request);
+    return answer_to(parser.get(), root_, report_);
+  }
 
-int listen_on(uint16_t port) {
-  Socket listener(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const int yes = 1;
-  if (listener.get() < 0 || setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
-      bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      listen(listener.get(), 16) != 0)
-    throw UsageError("--serve: port " + std::to_string(port) + " cannot be opened: " + std::strerror(errno) +
-                     "; use another port, or omit it to get a free one");
-  return listener.release();
-}
+  void send(const std::shared_ptr<Connection>& connection) {
+    connection->stream.expires_after(kAnswerTime);
+    http::async_write(connection->stream, connection->answer,
+                      [this, connection](beast::error_code, size_t) { close(*connection); });
+  }
 
-uint16_t port_of(int listener) {
-  sockaddr_in address{};
-  socklen_t size = sizeof address;
-  getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohs(address.sin_port);
-}
+  void close(Connection& connection) {
+    beast::error_code ignored;
+    connection.stream.socket().shutdown(tcp::socket::shutdown_send, ignored);
+    if (open_-- == kMaxConnections) accept();
+  }
 
-// This and the functions below return whether the connection stays open.
-bool receive(Connection& connection, LiveReport& report) {
-  char buffer[4096];
-  const ssize_t n = recv(connection.socket.get(), buffer, sizeof buffer, 0);
-  if (n < 0) return errno == EAGAIN || errno == EINTR;
-  if (n == 0) return false;
-  connection.last = Clock::now();
-  connection.request.append(buffer, static_cast<size_t>(n));
-  if (connection.request.find("\r\n\r\n") != std::string::npos)
-    connection.answer = answer_to(connection.request, report);
-  else if (connection.request.size() > kMaxRequest)
-    connection.answer = refusal("431 Request Header Fields Too Large");
-  return true;
-}
+  tcp::acceptor& acceptor_;
+  std::string_view root_;
+  LiveReport& report_;
+  size_t open_ = 0;
+};
 
-bool send_on(Connection& connection) {
-  const ssize_t n = send(connection.socket.get(), connection.answer.data() + connection.sent,
-                         connection.answer.size() - connection.sent, MSG_NOSIGNAL);
-  if (n < 0) return errno == EAGAIN || errno == EINTR;
-  connection.last = Clock::now();
-  connection.sent += static_cast<size_t>(n);
-  return connection.sent < connection.answer.size();
-}
-
-bool proceed(Connection& connection, short events, LiveReport& report) {
-  if ((events & (POLLERR | POLLNVAL)) != 0) return false;
-  if (connection.answer.empty() && (events & (POLLIN | POLLHUP)) != 0) return receive(connection, report);
-  if ((events & POLLOUT) != 0) return send_on(connection);
-  return Clock::now() - connection.last < kPatience;
+tcp::acceptor listen_on(asio::io_context& context, uint16_t port) try {
+  return {context, tcp::endpoint(asio::ip::address_v4::loopback(), port)};
+} catch (const boost::system::system_error& error) {
+  throw UsageError("--serve: port " + std::to_string(port) + " cannot be opened: " + error.code().message() +
+                   "; use another port, or omit it to get a free one");
 }
 
 }  // namespace
 
-ReportServer::ReportServer(uint16_t port) : listener_(listen_on(port)) {}
+struct ReportServer::Listener {
+  explicit Listener(uint16_t port) : acceptor(listen_on(context, port)) {}
 
-ReportServer::~ReportServer() { close(listener_); }
+  asio::io_context context;
+  tcp::acceptor acceptor;
+  std::string root = "/" + random_token() + "/";
+};
+
+ReportServer::ReportServer(uint16_t port) : listener_(std::make_unique<Listener>(port)) {}
+
+ReportServer::~ReportServer() = default;
 
 std::string ReportServer::address() const {
-  return "http://127.0.0.1:" + std::to_string(port_of(listener_)) + "/";
+  return "http://127.0.0.1:" + std::to_string(listener_->acceptor.local_endpoint().port()) + listener_->root;
 }
 
 void ReportServer::serve(LiveReport& report, bool (*stop)()) {
-  std::list<Connection> connections;
-  while (!stop()) {
-    std::vector<pollfd> polled = {{listener_, POLLIN, 0}};
-    for (const Connection& connection : connections)
-      polled.push_back(
-          {connection.socket.get(), static_cast<short>(connection.answer.empty() ? POLLIN : POLLOUT), 0});
-    if (poll(polled.data(), polled.size(), kPollMilliseconds) < 0) continue;  // interrupted by a signal
-    size_t index = 0;
-    for (auto connection = connections.begin(); connection != connections.end();) {
-      const bool goes_on = proceed(*connection, polled[++index].revents, report);
-      connection = goes_on ? std::next(connection) : connections.erase(connection);
-    }
-    if ((polled[0].revents & POLLIN) == 0) continue;
-    Socket accepted(accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (accepted.get() >= 0 && connections.size() < kMaxConnections)
-      connections.push_back({std::move(accepted)});
-  }
+  Connections connections(listener_->acceptor, listener_->root, report);
+  while (!stop()) listener_->context.run_for(kPollTime);
 }
 
 }  // namespace dtopp::report

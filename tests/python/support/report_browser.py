@@ -45,4 +45,5 @@ def allowed(asked, page):
     asked, page = urllib.parse.urlsplit(asked), urllib.parse.urlsplit(page)
     if asked.scheme == "data":
         return True
-    return asked[:2] == page[:2] and (asked.path == page.path if page.scheme == "file" else asked.path in ("/", "/update"))
+    paths = (page.path,) if page.scheme == "file" else (page.path, page.path + "update")
+    return asked[:2] == page[:2] and asked.path in paths
