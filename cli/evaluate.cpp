@@ -116,6 +116,7 @@ void require_same_work(const EvaluateOptions& options, const checkpoint::Checkpo
 
 eval::EvaluationText open_text(const EvaluateOptions& options, const std::string& path,
                                const checkpoint::Checkpoint& checkpoint, const config::ModelConfig& config) {
+  const StopScope begins(stop_token());
   if (eval::is_token_data(path)) return {path, config.vocab_size};
   return {path, inference::load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size)};
 }

@@ -5,7 +5,9 @@
 
 #include "cli/evaluate.h"
 #include "cli/option_checks.h"
+#include "cli/stop_signals.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/stop_scope.h"
 #include "dtopp/eval/evaluation.h"
 
 namespace dtopp::cli {
@@ -30,6 +32,12 @@ models::ValidationResult measure(const EvaluateOptions& options, inference::Para
   return eval::measure_diffusion(model, model.routing, data, images, options.batch_size, ranks, watch);
 }
 
+models::TrainingData open_images(const ImagesOptions& options, const checkpoint::Checkpoint& checkpoint,
+                                 const config::RunConfig& config) {
+  const StopScope begins(stop_token());
+  return eval::open_evaluation_images(checkpoint, config, options.images);
+}
+
 void evaluate_images(const ImagesOptions& options, distributed::Collectives& ranks) {
   if (!options.dump.empty() && ranks.size() > 1)
     throw UsageError("--dump: needs a single process; omit --processes");
@@ -38,7 +46,7 @@ void evaluate_images(const ImagesOptions& options, distributed::Collectives& ran
   const at::Device device = set_up_device(options.inference);
   inference::DiffusionModel model =
       inference::load_diffusion_model(checkpoint, inference::ParameterKind::kRaw, device);
-  const models::TrainingData data = eval::open_evaluation_images(checkpoint, model.config, options.images);
+  const models::TrainingData data = open_images(options, checkpoint, model.config);
   eval::DiffusionEvaluation evaluation;
   const auto all = static_cast<int64_t>(data.validation_samples);
   evaluation.images = options.limit > 0 ? std::min(options.limit, all) : all;

@@ -9,8 +9,10 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/evaluate.h"
+#include "cli/stop_signals.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/stop_scope.h"
 #include "dtopp/eval/task_run.h"
 #include "dtopp/inference/expert_budget.h"
 #include "dtopp/tasks/dump.h"
@@ -135,6 +137,20 @@ void sweep(TaskEvaluation& evaluation) {
   for (const tasks::KeptResults& one : kept) one.remove();
 }
 
+std::vector<tasks::TaskRequests> prepare_all(const TasksOptions& options,
+                                             const std::vector<tasks::Task>& tasks,
+                                             const data::Tokenizer& tokenizer) {
+  const StopScope begins(stop_token());
+  const int64_t limit = options.limit > 0 ? options.limit : std::numeric_limits<int64_t>::max();
+  std::vector<tasks::TaskRequests> prepared;
+  prepared.reserve(tasks.size());
+  for (const tasks::Task& task : tasks) {
+    end_if_stopped();
+    prepared.push_back(tasks::prepare_requests(task, options.data, tokenizer, limit));
+  }
+  return prepared;
+}
+
 void evaluate_tasks(const TasksOptions& options, distributed::Collectives& ranks) {
   const std::vector<tasks::Task> tasks = tasks::select_tasks(options.tasks);
   const checkpoint::Checkpoint checkpoint =
@@ -142,11 +158,7 @@ void evaluate_tasks(const TasksOptions& options, distributed::Collectives& ranks
   const config::ModelConfig config = checkpoint.config().model;
   const data::Tokenizer tokenizer =
       inference::load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
-  const int64_t limit = options.limit > 0 ? options.limit : std::numeric_limits<int64_t>::max();
-  std::vector<tasks::TaskRequests> prepared;
-  prepared.reserve(tasks.size());
-  for (const tasks::Task& task : tasks)
-    prepared.push_back(tasks::prepare_requests(task, options.data, tokenizer, limit));
+  std::vector<tasks::TaskRequests> prepared = prepare_all(options, tasks, tokenizer);
   require_same_work(options, checkpoint, all_counts(prepared), ranks);
   if (options.dry_run) {
     if (ranks.rank() == 0) report_prompts(options, prepared);

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "dtopp/base/stop_scope.h"
 #include "dtopp/data/text/text_reader.h"
 
 namespace dtopp::data {
@@ -12,6 +13,7 @@ std::vector<int64_t> encode_file(const std::filesystem::path& path, const Tokeni
   TextReader reader(path);
   std::string document;
   while (reader.next(document)) {
+    end_if_stopped();
     const auto encoded = at_line(path, reader.line_number(), [&] { return tokenizer.encode(document); });
     ids.insert(ids.end(), encoded.begin(), encoded.end());
     ids.push_back(end_of_text);

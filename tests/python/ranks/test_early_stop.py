@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -9,7 +10,7 @@ import pytest
 import tiny_run
 from needs import for_cpus, needs_program
 from rank_process import Process, catches_sigterm
-from rank_runs import OVERRIDES, command, free_port
+from rank_runs import OVERRIDES, STEPS, command, free_port
 from xxh3 import xxh3_128
 
 pytestmark = [needs_program, for_cpus]
@@ -18,6 +19,19 @@ pytestmark = [needs_program, for_cpus]
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     return tiny_run.trained(tmp_path_factory.mktemp("reference"), *OVERRIDES)
+
+
+def write_manifest(folder, form, files):
+    """Writes a manifest of these names, sizes and checksums."""
+    text = f'{{"format": "{form}", "files": {json.dumps(files)},\n'
+    (folder / "manifest.json").write_text(f'{text}  "xxh3_128": "{xxh3_128(text.encode())}"\n}}\n')
+
+
+def make_hole(path):
+    """Makes a file that takes more than a minute to hash and almost no disk space. Returns its entry in a manifest."""
+    path.touch()
+    os.truncate(path, 1 << 38)
+    return {path.name: {"size": 1 << 38, "xxh3_128": "0" * 32}}
 
 
 def request_to_stop_early(process, count=1, whom=None):
@@ -47,11 +61,7 @@ def test_a_request_to_stop_ends_the_reading_of_inputs(reference, tmp_path, what)
     data = tmp_path / "data"
     data.mkdir()
     large = data / ("large.npy" if what.startswith("data") else "large.txt")
-    large.touch()
-    os.truncate(large, 1 << 38)  # a hole: more than a minute of hashing
-    files = {large.name: {"size": 1 << 38, "xxh3_128": "0" * 32}}
-    manifest = f'{{"format": "dtopp token data 2", "files": {json.dumps(files)},\n'
-    (data / "manifest.json").write_text(f'{manifest}  "xxh3_128": "{xxh3_128(manifest.encode())}"\n}}\n')
+    write_manifest(data, "dtopp token data 2", make_hole(large))
     if what == "a text":
         arguments = ["prepare", "text", large, "--tokenizer", tiny_run.ROOT / "assets/tokenizer/english-4k.tokenizer.json"]
     elif what == "a folder of images":
@@ -72,3 +82,32 @@ def test_a_request_to_stop_ends_the_reading_of_inputs(reference, tmp_path, what)
     status, lines = reading.end(timeout=5)
     assert status == 75 and len(lines) == 1 and "stopped before anything was written" in lines[0], lines
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate"])
+def test_a_request_to_stop_ends_the_reading_of_a_checkpoint(reference, tmp_path, verb):
+    shutil.copytree(reference, tmp_path / "copy")
+    run = tmp_path / "copy/run"
+    checkpoint = run / f"checkpoints/step-{STEPS:08d}"
+    files = json.loads((checkpoint / "manifest.json").read_text())["files"]
+    write_manifest(checkpoint, "dtopp checkpoint 1", files | make_hole(checkpoint / "zero.txt"))
+    before = contents_without_holes(run)
+    arguments = command(reference, run) if verb == "train" else [tiny_run.BINARY, "evaluate", "text", run, "--text",
+                                                                 reference / "validation.npy"]
+    reading = Process(list(map(str, arguments)))
+    request_to_stop_early(reading)
+    status, lines = reading.end(timeout=5)
+    assert status == 75 and len(lines) == 1 and "stopped before anything was written" in lines[0], lines
+    assert contents_without_holes(run) == before
+
+
+def contents_without_holes(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.stat().st_size < 1 << 38}
+
+
+def test_a_request_to_stop_ends_the_reading_of_the_text_to_evaluate(reference, tmp_path):
+    write_manifest(tmp_path, "dtopp token data 2", make_hole(tmp_path / "large.npy"))
+    reading = Process([tiny_run.BINARY, "evaluate", "text", reference / "run", "--text", tmp_path])
+    request_to_stop_early(reading)
+    status, lines = reading.end(timeout=5)
+    assert status == 75 and len(lines) == 1 and "stopped before anything was written" in lines[0], lines
