@@ -11,6 +11,9 @@ namespace dtopp::device {
 namespace {
 
 constexpr double kLongEnough = 1e-3;  // seconds per product; a call costs a device about 1e-5
+constexpr int kCalls = 8;
+constexpr double kBudget =
+    0.1;  // seconds after which a slow CPU has made its last call: a run waits for this
 
 class Product {
  public:
@@ -40,16 +43,23 @@ class Product {
 }  // namespace
 
 double measure_matrix_rate(const at::TensorOptions& compute) {
-  constexpr int kCalls = 8;
   const at::NoGradGuard no_grad;
   const bool emulated = compute.dtype() == at::kBFloat16 && !ops::has_bf16_matmul(compute.device());
   const at::TensorOptions options = emulated ? compute.dtype(at::kFloat) : compute;
   int64_t rows = 4096, width = 768;
   Product product(rows, width, options);
-  while (product.seconds() < kLongEnough && width < 16384) product = Product(rows *= 2, width *= 2, options);
-  double best = 0;
-  for (int call = 0; call < kCalls; ++call) best = std::max(best, product.flops() / product.seconds());
-  return best;
+  double best = product.seconds();
+  while (best < kLongEnough && width < 16384) {
+    product = Product(rows *= 2, width *= 2, options);
+    best = product.seconds();
+  }
+  double spent = best;
+  for (int call = 0; call < kCalls && spent < kBudget; ++call) {
+    const double seconds = product.seconds();
+    best = std::min(best, seconds);
+    spent += seconds;
+  }
+  return product.flops() / best;
 }
 
 }  // namespace dtopp::device
