@@ -72,7 +72,7 @@ void evaluate_on_ranks(const EvaluateOptions& options,
   const launch::LaunchEnvironment environment = own_launch_environment();
   if (options.processes > 0) {
     device::require_device(options.inference.device, "--device");
-    std::exit(run_processes(environment, options.processes));
+    std::exit(run_processes(environment, {.processes = options.processes}));
   }
   stop_rank_on_signals(environment);
   distributed::Cluster cluster(environment, program_version);

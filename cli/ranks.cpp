@@ -9,10 +9,13 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "cli/stop_signals.h"
+#include "dtopp/checkpoint/checkpoint_layout.h"
 #include "dtopp/distributed/membership/cluster.h"
 #include "dtopp/distributed/membership/rendezvous.h"
 #include "dtopp/launch/child_process.h"
 #include "dtopp/launch/local_ranks.h"
+#include "dtopp/launch/restarts.h"
+#include "dtopp/launch/signal_pipe.h"
 
 namespace dtopp::cli {
 namespace {
@@ -25,8 +28,8 @@ std::vector<std::string> command_line() {
   return arguments;
 }
 
-std::vector<std::string> without_processes(std::vector<std::string> arguments) {
-  const std::string option = "--processes";
+// Removes an option and its value.
+std::vector<std::string> without(const std::string& option, std::vector<std::string> arguments) {
   for (size_t i = 0; i < arguments.size();) {
     const auto at = arguments.begin() + static_cast<std::ptrdiff_t>(i);
     if (arguments[i] == option)
@@ -48,27 +51,53 @@ std::string end_message(const launch::RanksEnd& end, c10d::Store& store) {
   return end.message() + (lost->rank == end.rank ? ", " + lost->location : "");
 }
 
+struct Attempt {
+  launch::RanksEnd end;
+  std::string message;
+};
+
+// Each attempt has a store of its own, without the keys of the one before.
+Attempt run_ranks(int64_t processes, const launch::SignalPipe& signals) {
+  const distributed::StoreConnection store =
+      distributed::make_store({.host = "127.0.0.1", .is_server = true, .loopback_only = true});
+  launch::LocalRanks ranks;
+  ranks.count = processes;
+  ranks.arguments = without("--restarts", without("--processes", command_line()));
+  ranks.store_port = static_cast<uint16_t>(store.port);
+  const launch::RanksEnd end = launch::run_local_ranks(ranks, signals);
+  return {end, end_message(end, *store.store)};
+}
+
+// The step of the newest checkpoint, 0 if there is none.
+int64_t newest_step(const RankGroup& group) {
+  if (group.restarts == 0) return 0;
+  const std::vector<int64_t> steps = checkpoint::list_checkpoint_steps(group.checkpoints);
+  return steps.empty() ? 0 : steps.front();
+}
+
 }  // namespace
 
 launch::LaunchEnvironment own_launch_environment() {
   return launch::read_launch_environment(launch::own_environment());
 }
 
-int run_processes(const launch::LaunchEnvironment& environment, int64_t processes) {
+int run_processes(const launch::LaunchEnvironment& environment, const RankGroup& group) {
   if (!environment.alone())
     throw UsageError("--processes: this process is one of " + std::to_string(environment.world_size) +
                      " ranks (rank " + std::to_string(environment.rank) + ") already; omit --processes");
   distributed::configure_transport();
-  const distributed::StoreConnection store =
-      distributed::make_store({.host = "127.0.0.1", .is_server = true, .loopback_only = true});
-  launch::LocalRanks ranks;
-  ranks.count = processes;
-  ranks.arguments = without_processes(command_line());
-  ranks.store_port = static_cast<uint16_t>(store.port);
-  const launch::RanksEnd end = launch::run_local_ranks(ranks);
-  const std::string message = end_message(end, *store.store);
-  if (!message.empty()) std::fprintf(stderr, "dtopp: %s\n", message.c_str());
-  return end.status;
+  const launch::SignalPipe signals;  // also between two attempts
+  launch::Restarts restarts(group.restarts, newest_step(group));
+  while (true) {
+    const Attempt attempt = run_ranks(group.processes, signals);
+    const launch::Restart restart = restarts.after(attempt.end, newest_step(group));
+    const char* const separator = restart.message.empty() ? "" : "; ";
+    if (!attempt.message.empty())
+      std::fprintf(stderr, "dtopp: %s%s%s\n", attempt.message.c_str(), separator, restart.message.c_str());
+    if (!restart.again) return attempt.end.status;
+    if (signals.wait_for_stop(restart.pause))
+      throw Stopped("stopped before the restart; run the same command again to resume");
+  }
 }
 
 void stop_rank_on_signals(const launch::LaunchEnvironment& environment) {

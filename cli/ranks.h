@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 
 #include "dtopp/launch/launch_environment.h"
 
@@ -10,12 +11,19 @@ namespace dtopp::cli {
 // Reads this process's rank from its environment.
 launch::LaunchEnvironment own_launch_environment();
 
-// Starts `processes` ranks on this machine with the same command line without --processes, and waits for
-// them. A line on standard error names the rank that ended the run.
+// The ranks that a command starts.
+struct RankGroup {
+  int64_t processes = 1;
+  int64_t restarts = 0;                 // the most restarts after a lost rank
+  std::filesystem::path checkpoints{};  // from which the ranks resume, if there are restarts
+};
+
+// Starts the ranks on this machine with the same command line without --processes and --restarts, and waits
+// for them, again after each restart. A line on standard error names the rank that ended an attempt.
 //
-// Returns: the exit status
+// Returns: the exit status of the last attempt
 // Throws:  UsageError if this process is already one of several ranks
-int run_processes(const launch::LaunchEnvironment& environment, int64_t processes);
+int run_processes(const launch::LaunchEnvironment& environment, const RankGroup& group);
 
 // Calls stop_on_signals with the policy that fits the launcher of this rank.
 void stop_rank_on_signals(const launch::LaunchEnvironment& environment);

@@ -32,6 +32,7 @@ struct TrainOptions {
   std::vector<std::string> overrides;
   bool verify = false;
   int64_t processes = 0;
+  int64_t restarts = 0;
 };
 
 // The memory that this rank may use.
@@ -100,7 +101,9 @@ void train(const TrainOptions& options) {
   if (options.processes > 0) {
     const config::RunConfig config = config::load_run_config(options.config, options.overrides);
     device::require_device(config.training.device, "training.device");
-    std::exit(run_processes(environment, options.processes));
+    std::exit(run_processes(environment, {.processes = options.processes,
+                                          .restarts = options.restarts,
+                                          .checkpoints = runs::checkpoints_of(config.output)}));
   }
   stop_rank_on_signals(environment);
   distributed::Cluster cluster(environment, program_version);
@@ -121,10 +124,16 @@ void add_train(CLI::App& app) {
   verb->add_flag(
       "--verify", options->verify,
       "verify every byte of the training data, including files verified before (docs/reference/files.md)");
+  CLI::Option* processes = verb->add_option("--processes", options->processes,
+                                            "number of ranks to start on this machine, one process per rank "
+                                            "(docs/how-to/many-processes.md)")
+                               ->check(CLI::Range(1, 4096));
   verb->add_option(
-          "--processes", options->processes,
-          "number of ranks to start on this machine, one process per rank (docs/how-to/many-processes.md)")
-      ->check(CLI::Range(1, 4096));
+          "--restarts", options->restarts,
+          "start the ranks of --processes again from the newest checkpoint after a lost rank, at most "
+          "this many times")
+      ->check(CLI::NonNegativeNumber)
+      ->needs(processes);
   verb->callback([options] { train(*options); });
 }
 

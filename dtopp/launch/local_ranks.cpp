@@ -10,7 +10,6 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/launch/child_process.h"
-#include "dtopp/launch/signal_pipe.h"
 
 namespace dtopp::launch {
 namespace {
@@ -122,18 +121,18 @@ std::string RanksEnd::message() const {
   return name + " was killed by " + signal_name(signal);
 }
 
-RanksEnd run_local_ranks(const LocalRanks& wanted) {
-  const SignalPipe signals;
+RanksEnd run_local_ranks(const LocalRanks& wanted, const SignalPipe& signals) {
   RankProcesses ranks(wanted);
   ranks.start();
   RanksEnd decided;
   int sent = 0;
   Clock::time_point sent_at;
   Clock::time_point kill_at = kNever;
-  bool killed = false;
+  bool killed = false, stopped = false;
   while (ranks.any_left()) {
     const auto arrived = signals.wait(milliseconds_until(kill_at));
     const auto ends = ranks.reap(sent);
+    stopped = stopped || std::ranges::any_of(arrived, is_stop);
     if (killed) continue;
     const bool open = weight(decided) <= weight({.status = kLostAnother});
     for (const auto& end : ends) {
@@ -143,7 +142,7 @@ RanksEnd run_local_ranks(const LocalRanks& wanted) {
     if (decided.status != kDone && kill_at == kNever) kill_at = now + wanted.grace;
     bool kill = now >= kill_at;
     for (const int signal : arrived) {
-      if (signal == SIGCHLD || !ranks.any_left()) continue;
+      if (!is_stop(signal) || !ranks.any_left()) continue;
       if (sent == 0) {
         sent = signal;
         sent_at = now;
@@ -159,6 +158,7 @@ RanksEnd run_local_ranks(const LocalRanks& wanted) {
     kill_at = kNever;
   }
   if (!is_failure(decided)) decided.rank = -1;
+  decided.stopped = stopped;
   return decided;
 }
 

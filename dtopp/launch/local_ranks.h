@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "dtopp/launch/signal_pipe.h"
+
 namespace dtopp::launch {
 
 struct LocalRanks {
@@ -22,15 +24,16 @@ struct LocalRanks {
 
 // The result of all ranks.
 struct RanksEnd {
-  int status = 0;     // exit status for the launcher
-  int64_t rank = -1;  // rank that decided the status; -1: none failed
-  int signal = 0;     // signal that killed it; 0: none
+  int status = 0;        // exit status for the launcher
+  int64_t rank = -1;     // rank that decided the status; -1: none failed
+  int signal = 0;        // signal that killed it; 0: none
+  bool stopped = false;  // whether the launcher received a stop signal
 
   // "rank 2 was killed by signal 9 (Killed)", "rank 2 ended with status 3"; empty if none failed.
   std::string message() const;
 };
 
-// Starts the ranks and returns when all of them have ended. It never restarts a rank.
+// Starts the ranks and returns when all of them have ended. It never restarts a rank (launch/restarts.h).
 //
 // Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
 // DTOPP_LAUNCHER=processes (launch/launch_environment.h) and the launcher's standard streams. Each one has a
@@ -48,10 +51,9 @@ struct RanksEnd {
 // kills a rank that has not installed its handler yet.
 //
 // Ranks die with the calling thread: call this function from the main thread, and only once at a time. Other
-// threads may run, whatever signals they block. The function handles SIGCHLD, SIGTERM and SIGINT until it
-// returns; then it restores the caller's handlers.
+// threads may run, whatever signals they block. `signals` delivers SIGCHLD, SIGTERM and SIGINT.
 //
 // Throws:        ResourceError, with no rank left running, if a process cannot be started
-RanksEnd run_local_ranks(const LocalRanks& wanted);
+RanksEnd run_local_ranks(const LocalRanks& wanted, const SignalPipe& signals = SignalPipe());
 
 }  // namespace dtopp::launch

@@ -1,5 +1,6 @@
 #include "dtopp/launch/signal_pipe.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 
@@ -55,6 +56,16 @@ std::vector<int> SignalPipe::wait(int milliseconds) const {
   std::array<unsigned char, 64> bytes{};
   const auto count = retry([&] { return ::read(ends_[0], bytes.data(), bytes.size()); });
   return {bytes.data(), bytes.data() + (count > 0 ? count : 0)};
+}
+
+bool SignalPipe::wait_for_stop(std::chrono::milliseconds pause) const {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point end = Clock::now() + pause;
+  for (auto left = pause; left.count() > 0;
+       left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now())) {
+    if (std::ranges::any_of(wait(static_cast<int>(left.count())), is_stop)) return true;
+  }
+  return false;
 }
 
 void SignalPipe::forget() {

@@ -11,6 +11,9 @@ namespace dtopp::launch {
 // Signals closer together count as one request: timeout(1) signals its child and then the whole group.
 inline constexpr std::chrono::milliseconds kOneRequest{100};
 
+// SIGTERM and SIGINT.
+inline bool is_stop(int signal) { return signal != SIGCHLD; }
+
 // While it exists, wait() returns the SIGCHLD, SIGTERM and SIGINT of this process, whichever thread receives
 // them. (A signalfd would miss signals for a thread that does not block them.) Only one may exist at a time.
 class SignalPipe {
@@ -22,6 +25,9 @@ class SignalPipe {
 
   // The signals received, in order. Waits up to `milliseconds` for one; without limit if it is negative.
   std::vector<int> wait(int milliseconds) const;
+
+  // Waits for `pause`. Returns true at once if a stop signal arrives.
+  bool wait_for_stop(std::chrono::milliseconds pause) const;
 
   // Call in a child between fork and exec: the handlers would write to the parent's pipe. Async-signal-safe.
   static void forget();

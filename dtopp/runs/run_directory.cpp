@@ -5,6 +5,7 @@
 #include "dtopp/base/atomic_directory.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/json_fields.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/base/path_kind.h"
@@ -37,6 +38,11 @@ void refuse_other_configuration(const config::RunConfig& config) {
 constexpr char kRunFile[] = "run.json";
 constexpr char kRunFormat[] = "dtopp run 1";
 
+std::optional<JsonFields> run_record(const fs::path& run) {
+  if (path_kind(run / kRunFile) == PathKind::kNothing) return std::nullopt;
+  return JsonFields(read_manifest(run, kRunFormat, kRunFile).about, (run / kRunFile).string());
+}
+
 }  // namespace
 
 void require_same_configuration(const std::string& what, const config::RunConfig& there,
@@ -56,9 +62,8 @@ void require_same_configuration(const std::string& what, const config::RunConfig
 
 void require_no_lost_checkpoints(const fs::path& run) {
   std::string history;
-  if (path_kind(run / kRunFile) != PathKind::kNothing) {
-    const Manifest record = read_manifest(run, kRunFormat, kRunFile);
-    const auto step = JsonFields(record.about, (run / kRunFile).string()).count("saved_step");
+  if (const auto record = run_record(run)) {
+    const auto step = record->count("saved_step");
     if (step > 0) history = std::string(kRunFile) + " records one of step " + std::to_string(step);
   } else if (std::error_code none; fs::file_size(run / kMetricsFile, none) > 0 && !none) {
     history = std::string(kMetricsFile) + " holds the metrics of a run";
@@ -150,12 +155,15 @@ void RunDirectory::remove_created() const {
 
 void RunDirectory::keep(int64_t saved_step) {
   kept_ = true;
+  const auto record = run_record(path_);
+  restarts_ = record ? record->integer("restarts", 0) + 1 : 0;
   write_file_atomically(config_file_of(path_), config::to_yaml(config_));
   record_saved(saved_step);
 }
 
 void RunDirectory::record_saved(int64_t step) const {
-  const std::string about = "{\"saved_step\": " + std::to_string(step) + "}";
+  const std::string about = format("{\"restarts\": %lld, \"saved_step\": %lld}",
+                                   static_cast<long long>(restarts_), static_cast<long long>(step));
   write_file_atomically(path_ / kRunFile, format_manifest({kRunFormat, about, {}}));
 }
 

@@ -70,7 +70,8 @@ class RunDirectory {
   // the constructor, and DataError if it cannot be created.
   void create();
   // Writes config.yaml and run.json, and keeps the directory. `saved_step` is the step of the run's newest
-  // checkpoint; 0: none. Call it after create(), on rank 0 only, like record_saved().
+  // checkpoint; 0: none. run.json also counts how often the run has started again. Call it after create(),
+  // on rank 0 only, like record_saved().
   void keep(int64_t saved_step = 0);
   // Records in run.json that the checkpoint of this step is complete.
   void record_saved(int64_t step) const;
@@ -85,6 +86,7 @@ class RunDirectory {
   std::filesystem::path first_created_;  // the outermost created directory; empty: none
   bool lock_is_new_ = false;
   bool kept_ = false;
+  int64_t restarts_ = 0;
   std::optional<DirectoryLock> lock_;
 };
 

@@ -4,6 +4,10 @@
 //   once, forever  the call (with forever, every later one too) fails with the error number FAULT_ERRNO
 //   short          a write takes only a part of its bytes
 //   kill           the process is killed before the call
+//   stop           the process is stopped before the call, until SIGCONT
+//
+// FAULT_PLAN names a file "RANK CALL" that replaces FAULT_AT: only the process whose variable RANK has this
+// value counts to CALL. A process reads the file at its first call. Without the file nothing happens.
 //
 // With FAULT_NO_EXCHANGE, exchanging two names fails, as on NFS. The shim writes the name of the call to the
 // file FAULT_FIRED. It appends one line per successful call, and per write to standard output, to the file
@@ -31,10 +35,20 @@ const char* variable(const char* name) {
 struct Shim {
   std::string root = variable("FAULT_ROOT");
   std::string mode = variable("FAULT_MODE");
-  long at = std::atol(variable("FAULT_AT"));
+  long at = *variable("FAULT_PLAN") ? planned_call() : std::atol(variable("FAULT_AT"));
   int error_number = std::atoi(variable("FAULT_ERRNO"));
   long calls = 0;
   int log = *variable("FAULT_LOG") ? raw_open(variable("FAULT_LOG")) : -1;
+
+  static long planned_call() {
+    const auto plan = ::syscall(SYS_openat, AT_FDCWD, variable("FAULT_PLAN"), O_RDONLY | O_CLOEXEC);
+    char text[64] = "";
+    const auto size = ::syscall(SYS_read, plan, text, sizeof(text) - 1);
+    ::syscall(SYS_close, plan);
+    long rank = -1, call = 0;
+    if (size <= 0 || std::sscanf(text, "%ld %ld", &rank, &call) != 2) return 0;
+    return std::to_string(rank) == variable("RANK") ? call : 0;
+  }
 
   static int raw_open(const char* path) {
     return static_cast<int>(
@@ -72,6 +86,7 @@ bool goes_wrong(const char* name) {
     ::syscall(SYS_close, fired);
   }
   if (is_the_one && state.mode == "kill") ::syscall(SYS_kill, ::getpid(), SIGKILL);
+  if (is_the_one && state.mode == "stop") ::syscall(SYS_kill, ::getpid(), SIGSTOP);
   if (!(is_the_one && state.mode == "once") && !(state.calls >= state.at && state.mode == "forever"))
     return false;
   errno = state.error_number;

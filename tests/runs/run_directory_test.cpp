@@ -170,6 +170,19 @@ TEST(RunDirectory, knows_when_its_checkpoints_are_lost) {
               HasSubstr("run.json"));
 }
 
+TEST(RunDirectory, counts_the_restarts_of_its_run) {
+  ScratchDirectory scratch;
+  config::RunConfig config = config::sized_config();
+  config.output = (scratch / "run").string();
+  for (const char* const restarts : {"\"restarts\": 0", "\"restarts\": 1", "\"restarts\": 2"}) {
+    RunDirectory directory(config, /*is_main_rank=*/true);
+    directory.create();
+    directory.keep();
+    directory.record_saved(4);
+    EXPECT_THAT(read_file(scratch / "run/run.json"), HasSubstr(restarts));
+  }
+}
+
 TEST(RunDirectory, lets_data_move_once_checkpoints_record_their_content) {
   ScratchDirectory scratch;
   config::RunConfig config = config::sized_config();

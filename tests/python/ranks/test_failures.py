@@ -13,7 +13,7 @@ import time
 
 import pytest
 import tiny_run
-from needs import TORCHRUN, for_cpus, needs_program, needs_torchrun
+from needs import for_cpus, needs_program
 from rank_process import Process
 from rank_runs import OVERRIDES, STEPS, command, free_port
 
@@ -238,17 +238,3 @@ def test_a_loss_at_any_moment_leaves_a_run_that_goes_on(reference, tmp_path, cas
         time.sleep(0.01)
     assert not any(os.path.exists(f"/proc/{rank}") for rank in victims[1:])
     expect_to_go_on(reference, run)
-
-
-@needs_torchrun
-def test_torchrun_starts_the_ranks_again_and_the_run_goes_on(reference, tmp_path):
-    run = tmp_path / "run"
-    launcher = Process([TORCHRUN, "--nproc-per-node", "2", "--max-restarts", "1", "--no-python",
-                        *command(reference, run, "checkpoint.every=5")])
-    launcher.wait_for("step 10/")
-    os.kill(launcher.ranks()[1], signal.SIGKILL)
-    status, lines = launcher.end(timeout=60)
-    assert status == 0, lines
-    assert any(line.startswith("dtopp: resuming from") for line in lines), lines
-    assert len([line for line in lines if line.startswith("dtopp: error: rank 1 on")]) <= 1
-    assert tiny_run.state(run, STEPS) == tiny_run.state(reference / "run", STEPS)

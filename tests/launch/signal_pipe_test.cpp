@@ -1,0 +1,25 @@
+#include "dtopp/launch/signal_pipe.h"
+
+#include <csignal>
+
+#include <gtest/gtest.h>
+
+namespace dtopp::launch::signal_pipe_test {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(SignalPipe, waits_the_whole_pause_unless_a_stop_signal_arrives) {
+  const SignalPipe signals;
+  const auto begin = std::chrono::steady_clock::now();
+  std::raise(SIGCHLD);
+  EXPECT_FALSE(signals.wait_for_stop(20ms));
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, 20ms);
+  for (const int signal : {SIGTERM, SIGINT}) {
+    std::raise(signal);
+    EXPECT_TRUE(signals.wait_for_stop(1h));
+  }
+}
+
+}  // namespace
+}  // namespace dtopp::launch::signal_pipe_test
