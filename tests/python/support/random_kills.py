@@ -1,0 +1,329 @@
+"""Kills processes of a small run at random moments. The run must end with the bytes of one that was never killed.
+
+    python tests/python/support/random_kills.py --seed 1 --kills 1000
+
+A seed gives one run: its number of ranks, its kills and their moments. A failing seed is printed with its kills.
+"""
+
+import argparse
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import tiny_run
+from needs import SHIM
+from rank_process import Process
+
+STEPS, KEEP = 40, 2
+RESTARTS = 3
+MOST_KILLS = 8  # of one run
+OVERRIDES = [
+    "model.hidden_size=16", "model.num_layers=1", "model.num_heads=2", "model.ffn_hidden_size=8", "model.num_experts=4",
+    "routing.experts=2", "model.sequence_length=16", f"training.steps={STEPS}", "training.micro_batch_size=1",
+    "validation.every=8", "validation.tokens=64", "checkpoint.every=2", f"checkpoint.keep={KEEP}",
+    "logging.tensorboard=false"]
+PATIENCE = 60  # seconds for a run that ends by itself
+
+TARGETS = {"rank": 6, "all ranks": 2, "launcher": 2}
+SIGNALS = {signal.SIGKILL: 85, signal.SIGTERM: 10, signal.SIGSTOP: 5}
+
+
+class Failure(Exception):
+    """A killed run ends otherwise than it should, or leaves something else."""
+
+
+def require(holds, *what):
+    if not holds:
+        raise Failure(" ".join(map(str, what)))
+
+
+def draw(dice, weights):
+    return dice.choices(list(weights), list(weights.values()))[0]
+
+
+def paths(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def is_stopped(process):
+    """As a process that fault_shim has stopped."""
+    try:
+        return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
+def ranks_of(launcher):
+    try:
+        return launcher.ranks()
+    except OSError:  # it has ended
+        return []
+
+
+def send(how, processes):
+    """Returns how many processes were there to receive the signal."""
+    count = 0
+    for process in processes:
+        try:
+            os.kill(process, how)
+            count += 1
+        except ProcessLookupError:
+            pass
+    return count
+
+
+@dataclasses.dataclass
+class Kill:
+    target: str
+    how: signal.Signals
+    rank: int
+    delay: float  # seconds from now
+    call: int = 0  # the call of `rank` to kill at; 0: after the delay
+
+    def __str__(self):
+        moment = f"call {self.call} of rank {self.rank}" if self.call else f"{self.delay:.3f} s"
+        return f"{self.how.name} to {self.target} ({self.rank}) at {moment}"
+
+
+class Unkilled:
+    """A run that is never killed: what it leaves, and how long it takes on this machine."""
+
+    def __init__(self, runs, ranks):
+        log = runs.folder / "log"
+        begin = time.monotonic()
+        launcher = runs.start(ranks, FAULT_LOG=log)
+        launcher.wait_for("step 1/")
+        self.startup = time.monotonic() - begin
+        status, lines = launcher.end(PATIENCE)
+        require(status == 0, lines)
+        self.training = time.monotonic() - begin - self.startup
+        self.calls = len(log.read_text().splitlines())  # of all ranks
+        log.unlink()
+        self.paths = paths(runs.run)
+        self.config = (runs.run / "config.yaml").read_bytes()
+        self.checkpoint = contents(runs.last_checkpoint)
+        self.metrics = tiny_run.timeless(tiny_run.metrics(runs.run))
+
+
+class KilledRuns:
+    """Runs at one path, which is part of a checkpoint's bytes, one after another."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        self.run = self.folder / "run"
+        self.last_checkpoint = self.run / f"checkpoints/step-{STEPS:08d}"
+        self.config = tiny_run.make(self.folder)
+        self.plan, self.fired = self.folder / "plan", self.folder / "fired"
+        os.mkfifo(self.fired)
+        self.firing = os.open(self.fired, os.O_RDWR | os.O_NONBLOCK)
+        self.unkilled = {}
+        self.counts = collections.Counter()
+
+    def start(self, ranks, **environment):
+        command = [tiny_run.BINARY, "train", self.config, *OVERRIDES, f"output={self.run}", "--processes", ranks,
+                   "--restarts", RESTARTS]
+        environment |= {"LD_PRELOAD": SHIM, "FAULT_ROOT": self.run, "FAULT_MODE": "stop", "FAULT_PLAN": self.plan,
+                        "FAULT_FIRED": self.fired, "RANDOM_KILLS": self.folder}
+        return Process(list(map(str, command)), env=os.environ | {name: str(value) for name, value in environment.items()})
+
+    def reference(self, ranks):
+        if ranks not in self.unkilled:
+            shutil.rmtree(self.run, ignore_errors=True)
+            self.unkilled[ranks] = Unkilled(self, ranks)
+        return self.unkilled[ranks]
+
+    def group(self):
+        """The processes of a run that are alive, its launcher included."""
+        mark = f"RANDOM_KILLS={self.folder}".encode()
+        alive = []
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if mark in pathlib.Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+                    alive.append(int(process))
+            except OSError:
+                pass  # it has ended, or is of another user
+        return alive
+
+    def wait_until_gone(self):
+        """A killed launcher takes its ranks with it."""
+        end = time.monotonic() + 5
+        while alive := self.group():
+            require(time.monotonic() < end, "processes are left:", alive)
+            time.sleep(0.005)
+
+    def draw_kill(self, dice, ranks, by_call):
+        """`by_call`: whether the moment may be a call, which takes a rank that has not made one yet."""
+        kill = Kill(draw(dice, TARGETS), draw(dice, SIGNALS), dice.randrange(ranks), dice.random())
+        by_call = dice.random() < 0.5 and by_call
+        steps = [int(path.name[5:]) for path in self.run.glob("checkpoints/step-*")]
+        unsaved = 1 - max(steps, default=0) / STEPS
+        if by_call:
+            own = self.reference(1).calls
+            calls = own if kill.rank == 0 else (self.reference(ranks).calls - own) / (ranks - 1)
+            kill.call = 1 + int(kill.delay * max(20, unsaved * calls))
+            self.plan.write_text(f"{kill.rank} {kill.call}")
+        else:
+            unkilled = self.reference(ranks)
+            kill.delay *= unkilled.startup + unsaved * unkilled.training
+        return kill
+
+    def carry_out(self, kill, launcher):
+        """Returns whether a process received the signal before the launcher ended."""
+        stopped = self.await_call(launcher) if kill.call else []
+        if not kill.call:
+            self.let_run(launcher, kill.delay)
+        while not ranks_of(launcher) and self.let_run(launcher, 0.002):
+            pass  # between two attempts
+        ranks = ranks_of(launcher) if launcher.process.poll() is None else []
+        if not ranks:
+            return False
+        victims = {"all ranks": ranks, "launcher": [launcher.pid], "rank": stopped or [ranks[kill.rank % len(ranks)]]}[kill.target]
+        count = send(kill.how, victims)
+        if kill.how == signal.SIGSTOP:
+            self.let_run(launcher, 1)
+            send(signal.SIGCONT, victims)
+        send(signal.SIGCONT, stopped)
+        if kill.target == "launcher" and kill.how == signal.SIGKILL:
+            launcher.process.wait(PATIENCE)
+        return count > 0
+
+    def await_call(self, launcher):
+        """Returns the rank that fault_shim has stopped; [] if the launcher ends without its call."""
+        try:
+            while not select.select([self.firing], [], [], 0.01)[0]:
+                if launcher.process.poll() is not None:
+                    return []
+            os.read(self.firing, 100)
+        finally:
+            self.plan.unlink(missing_ok=True)
+        end = time.monotonic() + 5
+        while not (stopped := list(filter(is_stopped, ranks_of(launcher)))):
+            require(time.monotonic() < end, "no rank has stopped")
+        return stopped
+
+    @staticmethod
+    def let_run(launcher, seconds):
+        """Returns whether the launcher runs after this time."""
+        try:
+            launcher.process.wait(seconds)
+            return False
+        except subprocess.TimeoutExpired:
+            return True
+
+    def kill_run(self, seed):
+        """Kills one run until it ends by itself. Returns the number of kills."""
+        dice = random.Random(seed)
+        ranks = dice.choice([1, 2, 3])
+        reference = self.reference(ranks)
+        shutil.rmtree(self.run, ignore_errors=True)
+        planned, kills, status, lines = dice.randint(1, MOST_KILLS), [], None, []
+        try:
+            while status != 0:
+                sent = []
+                kill = self.draw_kill(dice, ranks, by_call=True) if len(kills) < planned else None
+                launcher = self.start(ranks)
+                lines = launcher.lines
+                while kill:
+                    if self.carry_out(kill, launcher):
+                        sent.append(kill)
+                        kills.append(kill)
+                    proceeds = len(kills) < planned and launcher.process.poll() is None
+                    kill = self.draw_kill(dice, ranks, kill.how != signal.SIGSTOP) if proceeds else None
+                status, _ = launcher.end(PATIENCE)
+                self.check_end(status, lines, sent)
+                self.wait_until_gone()
+            self.check_files(reference)
+        except Exception as error:
+            raise Failure("\n  ".join([f"seed {seed}, {ranks} ranks: {error!r}", *map(str, kills), "its last launcher:",
+                                       *(line for line in lines if not line.startswith("step"))])) from error
+        finally:
+            send(signal.SIGKILL, self.group())
+            self.plan.unlink(missing_ok=True)
+        self.counts.update(f"{kill.how.name} to {kill.target}" for kill in kills)
+        return len(kills)
+
+    @staticmethod
+    def check_end(status, lines, sent):
+        """The launcher's status fits the signals that were sent."""
+        restarts = [line for line in lines if re.search(r"; restart \d of \d from step \d", line)]
+        require(len(restarts) <= len(sent), "more restarts than kills")
+        stops = [kill for kill in sent if kill.how == signal.SIGTERM]
+        to_launcher = {kill.how for kill in sent if kill.target == "launcher"}
+        allowed = {0}
+        if stops:
+            allowed.add(75)
+        if signal.SIGTERM in to_launcher:
+            allowed |= {5, 128 + signal.SIGTERM, -signal.SIGTERM}
+        if signal.SIGKILL in to_launcher:
+            allowed.add(-signal.SIGKILL)
+        if any("; not restarted: " in line for line in lines):
+            allowed.add(5)
+        require(status in allowed, "status", status)
+        require(not any("passed over" in line for line in lines), "a checkpoint is damaged")
+
+    def check_files(self, reference):
+        """The run has left what the unkilled one has left."""
+        for name, bytes_there in contents(self.last_checkpoint).items():
+            require(bytes_there == reference.checkpoint.get(name), "other bytes:", name)
+        require(tiny_run.timeless(tiny_run.metrics(self.run)) == reference.metrics, "other metrics")
+        require((self.run / "config.yaml").read_bytes() == reference.config, "another config.yaml")
+        require(json.loads((self.run / "run.json").read_text())["about"]["saved_step"] == STEPS, "another run.json")
+        # A stopped run saves at any step, so the checkpoint before the last one may be another.
+        steps = re.compile(r"step-\d{8}")
+        found = paths(self.run)
+        require({steps.sub("step", path) for path in found} == {steps.sub("step", path) for path in reference.paths} and
+                len(found) == len(reference.paths), "other files:", sorted(found ^ reference.paths))
+
+
+def scratch():
+    """A folder in memory if the system has one: thousands of syncs cost nothing there."""
+    return tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1, help="of the first run; each further run has the next one")
+    parser.add_argument("--kills", type=int, default=1000, help="ends after the run with this kill")
+    options = parser.parse_args()
+    failures, kills, seed = 0, 0, options.seed
+    with scratch() as folder:
+        runs = KilledRuns(folder)
+        begin = time.monotonic()
+        while kills < options.kills and failures < 10:
+            try:
+                kills += runs.kill_run(seed)
+            except Failure as failure:
+                failures += 1
+                print(failure, flush=True)
+                if not isinstance(failure.__cause__, Failure):
+                    raise
+                kept = pathlib.Path(tempfile.gettempdir()) / f"killed-run-{seed}"
+                shutil.rmtree(kept, ignore_errors=True)
+                shutil.copytree(runs.run, kept)
+                print(f"  its folder: {kept}", flush=True)
+            seed += 1
+            if sys.stdout.isatty():
+                print(f"\r{kills} kills", end="", flush=True)
+        seconds = time.monotonic() - begin
+    print(f"{kills} kills in the runs of seeds {options.seed} to {seed - 1}, {failures} failures, "
+          f"{seconds / kills:.2f} s per kill: {dict(sorted(runs.counts.items()))}")
+    return failures > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
