@@ -1,7 +1,6 @@
 #include "dtopp/config/config_tree.h"
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 #include "dtopp/base/errors.h"
@@ -172,7 +171,7 @@ ConfigNode load_config_tree(const fs::path& path, std::string named_by) {
   }
   ConfigNode tree;
   tree.kind = Kind::kMapping;
-  for (ConfigNode& layer : layers | std::views::reverse) merge_layer(tree, std::move(layer));
+  for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) merge_layer(tree, std::move(*layer));
   tree.source = std::make_shared<const std::string>(path.string());
   tree.line = 0;
   return tree;
@@ -222,7 +221,8 @@ void apply_override(ConfigNode& tree, const std::string& argument) {
 }
 
 void apply_overrides(ConfigNode& tree, std::vector<std::string> arguments) {
-  std::ranges::stable_partition(arguments, [](const std::string& one) { return one.starts_with("method="); });
+  std::stable_partition(arguments.begin(), arguments.end(),
+                        [](const std::string& one) { return one.starts_with("method="); });
   for (const std::string& argument : arguments) apply_override(tree, argument);
 }
 

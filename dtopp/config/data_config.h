@@ -41,6 +41,8 @@ struct DataSection {
   Data& data;
   ModelType type;
 };
+template <class Data>
+DataSection(Data&, ModelType) -> DataSection<Data>;  // clang 14 does not deduce it
 
 template <class Data, class Visitor>
 void visit_fields(const DataSection<Data>& section, Visitor&& field) {

@@ -53,6 +53,8 @@ struct LossSection {
   Losses& losses;
   ModelType type;
 };
+template <class Losses>
+LossSection(Losses&, ModelType) -> LossSection<Losses>;  // clang 14 does not deduce it
 
 struct TrainingConfig {
   int64_t steps = 95367;

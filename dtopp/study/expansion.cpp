@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
-#include <span>
 #include <string_view>
 
 #include <nlohmann/json.hpp>
@@ -56,12 +55,12 @@ config::RunConfig resolve(const Study& study, size_t variant, size_t point) {
   const auto& own = study.variants[variant].settings;
   settings.insert(settings.end(), own.begin(), own.end());
   // A method must not replace the values of other settings or arguments.
-  const auto others =
-      std::ranges::stable_partition(settings, [](const Setting& one) { return one.key == "method"; });
-  for (const Setting& setting : std::span(settings.begin(), others.begin()))
-    config::set_value(tree, setting.key, setting.value);
+  const auto is_method = [](const Setting& setting) { return setting.key == "method"; };
+  for (const Setting& setting : settings)
+    if (is_method(setting)) config::set_value(tree, setting.key, setting.value);
   config::apply_overrides(tree, study.overrides);
-  for (const Setting& setting : others) config::set_value(tree, setting.key, setting.value);
+  for (const Setting& setting : settings)
+    if (!is_method(setting)) config::set_value(tree, setting.key, setting.value);
   config::ConfigNode output;
   output.kind = Kind::kScalar;
   output.text = study.output.string();
