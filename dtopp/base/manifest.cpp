@@ -67,9 +67,7 @@ std::string format_manifest(const Manifest& manifest) {
   return text + closing_of(text);
 }
 
-Manifest read_manifest(const fs::path& directory, const std::string& format, const std::string& name) {
-  const auto path = directory / name;
-  const std::string text = read_file(path, kMaxManifestBytes);
+Manifest parse_manifest(const std::string& text, const fs::path& path, const std::string& format) {
   const size_t closing = closing_of("").size();
   if (text.size() < closing) fail(path, "truncated, or not written by dtopp");
   const auto body = std::string_view(text).substr(0, text.size() - closing);
@@ -79,6 +77,11 @@ Manifest read_manifest(const fs::path& directory, const std::string& format, con
   if (object.text("format") != format) fail(path, "not of the format \"" + format + "\"");
   return {format, object.has("about") ? object.object("about").dump() : "",
           parse_files(object.object("files"), path)};
+}
+
+Manifest read_manifest(const fs::path& directory, const std::string& format, const std::string& name) {
+  const auto path = directory / name;
+  return parse_manifest(read_file(path, kMaxManifestBytes), path, format);
 }
 
 bool begins_as_manifest(const fs::path& path, const std::string& format) {

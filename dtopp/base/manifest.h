@@ -32,10 +32,14 @@ std::string hash_of(const ManifestFiles& files);
 // The text of the manifest. It ends with the checksum of everything before it.
 std::string format_manifest(const Manifest& manifest);
 
-// Reads <directory>/<name>.
+// Parses the text of the manifest at `path`.
 //
-// Throws:        DataError if it is missing or damaged, has another format, or names anything but plain files
-//                of the directory
+// Throws:        DataError if it is damaged, has another format, or names anything but plain files of the
+//                directory
+Manifest parse_manifest(const std::string& text, const std::filesystem::path& path,
+                        const std::string& format);
+
+// Reads <directory>/<name>. Throws like parse_manifest, and DataError if the file is missing.
 Manifest read_manifest(const std::filesystem::path& directory, const std::string& format,
                        const std::string& name = kManifestName);
 

@@ -153,10 +153,10 @@ TensorPlace place_of(Entry& entry, const fs::path& path, uint64_t data_start, ui
   return {std::move(entry.name), std::move(entry.dtype), std::move(entry.shape), begin_in_file, *bytes};
 }
 
-// Returns the places of all tensors, in the order of their data. `beginning` holds at least the header, or
-// the whole file if that is shorter.
-std::vector<TensorPlace> read_places(std::span<const std::byte> beginning, uint64_t file_bytes,
-                                     const fs::path& path) {
+}  // namespace
+
+std::vector<TensorPlace> parse_safetensors(std::span<const std::byte> beginning, uint64_t file_bytes,
+                                           const fs::path& path) {
   ByteReader reader(beginning, path.string());
   const auto header_bytes = reader.read<uint64_t>();
   if (header_bytes > kMaxHeaderBytes)
@@ -180,8 +180,6 @@ std::vector<TensorPlace> read_places(std::span<const std::byte> beginning, uint6
   return places;
 }
 
-}  // namespace
-
 SafetensorsReader::SafetensorsReader(const fs::path& path) : file_(open_regular(path)) {
   const uint64_t file_bytes = file_.size();
   std::vector<std::byte> beginning(std::min<uint64_t>(file_bytes, sizeof(uint64_t)));
@@ -189,7 +187,7 @@ SafetensorsReader::SafetensorsReader(const fs::path& path) : file_(open_regular(
   const auto header_bytes = ByteReader(beginning, path.string()).read<uint64_t>();
   beginning.resize(std::min(file_bytes, sizeof(uint64_t) + std::min(header_bytes, kMaxHeaderBytes)));
   file_.read_at(0, beginning);
-  for (TensorPlace& place : read_places(beginning, file_bytes, path))
+  for (TensorPlace& place : parse_safetensors(beginning, file_bytes, path))
     tensors_.emplace(place.name, std::move(place));
 }
 
@@ -199,7 +197,7 @@ const TensorPlace* SafetensorsReader::find(const std::string& name) const {
 }
 
 SafetensorsFile::SafetensorsFile(const fs::path& path) : file_(path) {
-  for (TensorPlace& place : read_places(file_.bytes(), file_.bytes().size(), path)) {
+  for (TensorPlace& place : parse_safetensors(file_.bytes(), file_.bytes().size(), path)) {
     by_name_.emplace(place.name, tensors_.size());
     tensors_.push_back({std::move(place.name), std::move(place.dtype), std::move(place.shape),
                         file_.bytes().subspan(place.begin, place.size)});

@@ -29,11 +29,17 @@ struct TensorPlace {
   uint64_t size;   // bytes
 };
 
-// A safetensors file that is read on demand, from any thread. Data that somebody may change in the meantime
-// are read this way: a file that became shorter is a DataError, where a map raises SIGBUS.
+// Returns the places of all tensors, in the order of their data. `beginning` holds at least the header, or
+// the whole file if that is shorter.
 //
 // Throws:        DataError (file, byte, cause) unless header, offsets, shapes and dtypes are consistent and
 //                in bounds, the data has no gaps or overlaps, and the header has at most 100 MB
+std::vector<TensorPlace> parse_safetensors(std::span<const std::byte> beginning, uint64_t file_bytes,
+                                           const std::filesystem::path& path);
+
+// A safetensors file that is read on demand, from any thread. Data that somebody may change in the meantime
+// are read this way: a file that became shorter is a DataError, where a map raises SIGBUS. Throws like
+// parse_safetensors.
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(const std::filesystem::path& path);
@@ -49,7 +55,7 @@ class SafetensorsReader {
   std::map<std::string, TensorPlace> tensors_;
 };
 
-// A memory-mapped safetensors file. Its views are valid during its lifetime. Throws like SafetensorsReader.
+// A memory-mapped safetensors file. Its views are valid during its lifetime. Throws like parse_safetensors.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
