@@ -4,7 +4,7 @@ BUILD  := build/$(PRESET)
 JOBS   ?= $(shell nproc)
 TOKENIZER := assets/tokenizer/english-8k.tokenizer.json
 
-.PHONY: help quickstart quickstart-images check test test-gpu bench-gpu nightly build wheel release lab-data speedrun bench docs pictures format tidy clean
+.PHONY: help quickstart quickstart-images check test fuzz test-gpu bench-gpu nightly build wheel release lab-data speedrun bench docs pictures format tidy clean
 
 help:  ## print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,11 @@ check:  ## what to run after every change: format, includes, language, fast test
 test:  ## install missing packages, build, run the whole suite
 	@scripts/setup.sh test
 	@scripts/test.sh test $(JOBS)
+
+fuzz:  ## fuzz every parser of untrusted bytes, for one minute in all (tests/fuzz)
+	@scripts/setup.sh test
+	@python3 scripts/fuzz.py build
+	@python3 scripts/fuzz.py run
 
 test-gpu:  ## on a machine with a CUDA device: build the operators with its torch, run the tests on it
 	@scripts/gpu.sh test

@@ -24,7 +24,8 @@ fi
 case $mode in
   images) packages+=(fonts-dejavu-core) ;;
   wheel) packages+=(nettle-dev) ;;
-  test) packages+=(fonts-dejavu-core nettle-dev chromium-headless-shell libgtest-dev libgmock-dev librapidcheck-dev clang-format) ;;
+  test) packages+=(fonts-dejavu-core nettle-dev chromium-headless-shell libgtest-dev libgmock-dev librapidcheck-dev
+    clang-format clang libclang-rt-14-dev llvm) ;;
 esac
 
 missing=()

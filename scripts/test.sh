@@ -2,8 +2,9 @@
 # test.sh check|test|nightly [JOBS]
 #
 # check:    what to run after every change: lint and the fast tests, three minutes after a build
-# test:     every test, and under sanitizers those of the folders that read untrusted bytes
-# nightly:  every case of every test, all kinds of programs under sanitizers, clang-tidy, one definition per type
+# test:     every test, and under sanitizers those of the folders that read untrusted bytes; a minute of fuzzing
+# nightly:  every case of every test, all kinds of programs under sanitizers, an hour of fuzzing, clang-tidy,
+#           one definition per type
 #
 # At the end stand the slowest tests and the skipped ones with what they need. If nvcc is installed,
 # libdtopp_cuda.so is compiled, linked and loaded; its kernels run on a GPU machine (make test-gpu).
@@ -45,6 +46,11 @@ sanitize() {  # GTEST_FILTER, folders...
   cpp "$filter" sanitize -R "^($(IFS='|'; echo "$*"))$"
 }
 
+fuzz() {  # seconds for all targets together
+  python3 scripts/fuzz.py build
+  python3 scripts/fuzz.py run --seconds "$1"
+}
+
 tier_check() {
   scripts/lint.sh check
   build fast_tests
@@ -58,6 +64,7 @@ tier_test() {
   cpp '-*Nightly.*' release
   python
   sanitize '-*Nightly.*' base config checkpoint data tasks
+  fuzz 60
 }
 
 tier_nightly() {
@@ -73,6 +80,7 @@ tier_nightly() {
   cpp '*' release
   python
   sanitize '*' base config checkpoint data tasks launch runs study report ops ops_cuda
+  fuzz 3600
   scripts/lint.sh tidy
   configure odr
   cmake --build build/odr -j "$jobs" --target dtopp

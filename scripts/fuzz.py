@@ -1,0 +1,212 @@
+"""Builds, runs and measures the fuzz targets of tests/fuzz (see its README.md).
+
+usage: fuzz.py build                                     compile the targets with clang and libFuzzer in build/fuzz
+       fuzz.py run [--seconds S] [--record] [TARGET...]  fuzz for S seconds in all (60); exit 1 at a finding
+       fuzz.py merge [TARGET...]                         minimise what runs have found into tests/fuzz/corpus
+       fuzz.py replay [--build DIR]                      run each target of a build folder on its seeds and corpus
+       fuzz.py coverage [FILE...]                        branches that seeds and corpus reach, per file of a parser;
+                                                         with FILEs, the lines with branches that they do not reach"""
+
+import argparse
+import concurrent.futures
+import csv
+import datetime
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FUZZ = ROOT / "tests/fuzz"
+BUILD = ROOT / "build/fuzz"
+WORK = ROOT / "build/fuzz-corpus"  # what runs have found so far; grows until `merge`
+FINDINGS = ROOT / "build/fuzz-findings"
+LEDGER = FUZZ / "ledger.csv"
+LIMITS = ["-rss_limit_mb=1024", "-timeout=5", "-max_len=65536"]
+TARGETS = sorted(path.stem for path in FUZZ.glob("*.cpp") if path.stem != "run_files")
+
+# The files of each parser, for `coverage`.
+PARSERS = {
+    "safetensors": ["base/safetensors/safetensors_file.cpp", "base/safetensors/tensor_bytes.cpp"],
+    "manifests": ["base/manifest.cpp", "data/tokens/token_folder.cpp", "data/images/image_facts.cpp"],
+    "JSON readers": ["base/json.cpp", "base/json_fields.cpp", "checkpoint/training_state.cpp",
+                     "data/images/image_layout_json.cpp", "study/study_file.cpp", "tasks/evaluation_files.cpp",
+                     "convert/read_huggingface_config.cpp"],
+    "token files": ["data/tokens/megatron_index.cpp", "data/tokens/npy.cpp", "data/tokens/token_array.cpp",
+                    "data/files/npy_header.cpp"],
+    "tar": ["data/image_preparation/tar_source.cpp", "data/image_preparation/raw_sample.cpp"],
+    "image arrays": ["data/image_preparation/array_source.cpp", "data/images/image_shard.cpp"],
+    "configuration": ["config/config_parse.cpp", "config/config_tree.cpp", "config/config.cpp", "config/config.h",
+                      "study/definition.cpp"],
+    "tokenizer": ["data/tokenizer/tokenizer_json.cpp", "data/tokenizer/oniguruma.cpp",
+                  "data/tokenizer/oniguruma_reader.cpp", "data/tokenizer/split_pattern.cpp",
+                  "data/tokenizer/vocabulary.cpp", "data/tokenizer/byte_pair_encoding.cpp"],
+    "text": ["data/text/byte_source.cpp", "data/text/text_reader.cpp", "data/text/unicode.cpp",
+             "data/text/unicode_nfc.cpp"],
+    "pictures": ["data/image_codec/decode_jpeg.cpp", "data/image_codec/decode_png.cpp",
+                 "data/image_codec/decode_webp.cpp", "data/image_codec/decode_picture.cpp",
+                 "data/image_codec/picture_size.cpp", "data/image_codec/orientation.cpp"],
+    "tasks": ["tasks/task_data.cpp"],
+    "metrics": ["runs/run_history.cpp"],
+    "launchers": ["launch/launch_environment.cpp", "launch/slurm_lists.cpp"],
+    "ranks": ["distributed/membership/rank_records.cpp"],
+}
+
+
+def build(folder, *options):
+    log = folder.with_suffix(".log")
+    folder.parent.mkdir(exist_ok=True)
+    with log.open("w") as out:
+        configured = subprocess.run(["cmake", "--preset", "fuzz", "-B", folder, *options], cwd=ROOT, stdout=out, stderr=out)
+    if configured.returncode != 0:
+        sys.exit(log.read_text())
+    subprocess.run(["cmake", "--build", folder, "--target", "fuzz_targets", "-j", str(os.cpu_count())], cwd=ROOT, check=True)
+
+
+def program(folder, target):
+    path = folder / "fuzz" / target
+    if not path.exists():
+        sys.exit(f"{path} is not built: scripts/fuzz.py build, or make test")
+    return path
+
+
+def seeds_of(target):
+    return FUZZ / "seeds" / target
+
+
+def unpack(target, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus = FUZZ / "corpus" / f"{target}.zip"
+    if corpus.exists():
+        with zipfile.ZipFile(corpus) as archive:
+            archive.extractall(folder)
+    return folder
+
+
+def fuzz(target, seconds):
+    """Runs one target. Returns its executions, seconds, edges and the paths of its findings."""
+    FINDINGS.mkdir(parents=True, exist_ok=True)
+    corpus = unpack(target, WORK / target)
+    dictionary = FUZZ / "dictionaries" / f"{target}.dict"
+    command = [program(BUILD, target), *LIMITS, f"-max_total_time={max(1, round(seconds))}", "-print_final_stats=1",
+               f"-artifact_prefix={FINDINGS}/{target}-", corpus, seeds_of(target)]
+    if dictionary.exists():
+        command.append(f"-dict={dictionary}")
+    before, begin = set(FINDINGS.glob(f"{target}-*")), time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    (WORK / f"{target}.log").write_text(done.stderr)
+    executed = re.findall(r"stat::number_of_executed_units: (\d+)", done.stderr)
+    edges = re.findall(r" cov: (\d+)", done.stderr)
+    findings = sorted(set(FINDINGS.glob(f"{target}-*")) - before)
+    if done.returncode != 0 and not findings:
+        findings = [WORK / f"{target}.log"]
+    return (int(executed[-1]) if executed else 0, time.monotonic() - begin, int(edges[-1]) if edges else 0, findings)
+
+
+def run(targets, seconds, record):
+    jobs = min(os.cpu_count(), len(targets))
+    each = seconds * jobs / len(targets)
+    found = []
+    print(f"{'target':20} {'executions':>12} {'per second':>11} {'edges':>6}")
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        results = zip(targets, pool.map(lambda target: fuzz(target, each), targets))
+        for target, (executions, took, edges, findings) in results:
+            print(f"{target:20} {executions:12,} {executions / took:11,.0f} {edges:6}", flush=True)
+            found += findings
+            if record:
+                with LEDGER.open("a") as file:
+                    csv.writer(file, lineterminator="\n").writerow(
+                        [datetime.date.today(), target, round(took), executions, len(findings)])
+    for path in found:
+        print(f"finding: {path}")
+    return 1 if found else 0
+
+
+def merge(targets):
+    for target in targets:
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([program(BUILD, target), *LIMITS, "-merge=1", folder, seeds_of(target),
+                            unpack(target, WORK / target)], check=True, capture_output=True)
+            files = sorted(pathlib.Path(folder).iterdir())
+            corpus = FUZZ / "corpus" / f"{target}.zip"
+            corpus.parent.mkdir(exist_ok=True)
+            with zipfile.ZipFile(corpus, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+                for file in files:  # with a fixed date, so that equal corpora are equal archives
+                    archive.writestr(zipfile.ZipInfo(file.name), file.read_bytes(), zipfile.ZIP_DEFLATED, 9)
+            print(f"{target:20} {len(files):5} files {corpus.stat().st_size:8,} bytes", flush=True)
+
+
+def replay(folder, environment=None):
+    begin, inputs = time.monotonic(), 0
+    for target in TARGETS:
+        with tempfile.TemporaryDirectory() as scratch:
+            unpack(target, pathlib.Path(scratch))
+            files = sorted(pathlib.Path(scratch).iterdir()) + sorted(seeds_of(target).iterdir())
+            done = subprocess.run([program(folder, target), *files], capture_output=True, text=True, errors="replace",
+                                  timeout=600, env={**os.environ, **(environment or {})})
+        inputs += len(files)
+        if done.returncode != 0:
+            sys.exit(f"{target}: status {done.returncode}\n{done.stderr[-4000:]}")
+    print(f"{len(TARGETS)} targets, {inputs} inputs, {time.monotonic() - begin:.1f} s")
+    return 0
+
+
+def coverage(files):
+    folder = ROOT / "build/fuzz-coverage"
+    build(folder, "-DDTOPP_SANITIZE=", "-DCMAKE_CXX_FLAGS=-fprofile-instr-generate -fcoverage-mapping")
+    with tempfile.TemporaryDirectory() as scratch:
+        replay(folder, {"LLVM_PROFILE_FILE": f"{scratch}/%p.profraw"})
+        profile = folder / "fuzz.profdata"
+        subprocess.run(["llvm-profdata", "merge", "-o", profile, *pathlib.Path(scratch).glob("*.profraw")], check=True)
+    objects = [word for target in TARGETS for word in ("-object", program(folder, target))][1:]
+    if files:
+        text = subprocess.run(["llvm-cov", "show", f"-instr-profile={profile}", "-show-branches=count", *objects, *files],
+                              check=True, capture_output=True, text=True, errors="replace").stdout
+        lines = text.splitlines()
+        for i, line in enumerate(lines):
+            if "Branch (" in line and re.search(r"(True|False): 0\b", line):
+                source = next(before for before in reversed(lines[:i]) if re.match(r" *\d+\|", before))
+                print(source, "   ", line.strip(" |-"))
+        return 0
+    out = subprocess.run(["llvm-cov", "export", "-summary-only", f"-instr-profile={profile}", *objects], check=True,
+                         capture_output=True, text=True).stdout
+    found = {re.sub(r".*/dtopp/", "", file["filename"]): file["summary"]["branches"]
+             for file in json.loads(out)["data"][0]["files"]}
+    print("| parser | file | branches | reached |\n|---|---|---:|---:|")
+    for parser, names in PARSERS.items():
+        for name in names:
+            count, covered = found[name]["count"], found[name]["covered"]
+            print(f"| {parser} | `{name}` | {count} | {100 * covered / max(count, 1):.1f} % |")
+    return 0
+
+
+def main():
+    parser = argparse.ArgumentParser(usage=__doc__.split("usage: ")[1])
+    parser.add_argument("command", choices=["build", "run", "merge", "replay", "coverage"])
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--build", type=pathlib.Path, default=BUILD)
+    arguments = parser.parse_args()
+    targets = arguments.names or TARGETS
+    if arguments.command in ("run", "merge") and not set(targets) <= set(TARGETS):
+        parser.error("the targets are " + ", ".join(TARGETS))
+    if arguments.command == "build":
+        build(BUILD)
+    elif arguments.command == "run":
+        return run(targets, arguments.seconds, arguments.record)
+    elif arguments.command == "merge":
+        merge(targets)
+    elif arguments.command == "replay":
+        return replay(arguments.build)
+    else:
+        return coverage(arguments.names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

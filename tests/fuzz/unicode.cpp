@@ -1,0 +1,42 @@
+// UTF-8 and NFC: equal to simdjson and to utf8proc.
+#include "dtopp/data/text/unicode.h"
+
+#include <memory>
+
+#include <simdjson.h>
+#include <utf8proc.h>
+
+#include "tests/fuzz/fuzz.h"
+
+using namespace dtopp;
+
+static std::string reference_nfc(const std::string& text) {
+  utf8proc_uint8_t* nfc = nullptr;
+  const auto size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                 static_cast<utf8proc_ssize_t>(text.size()), &nfc,
+                                 static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(nfc, &std::free);
+  fuzz::require(size >= 0, "utf8proc accepts valid UTF-8");
+  return {reinterpret_cast<const char*>(nfc), static_cast<size_t>(size)};
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string text = fuzz::Input(data, size).rest();
+  const auto invalid = data::find_invalid_utf8(text);
+  fuzz::require(invalid.has_value() != simdjson::validate_utf8(text), "simdjson agrees on valid UTF-8");
+  if (invalid) {
+    fuzz::require(simdjson::validate_utf8(text.data(), *invalid),
+                  "the text before the first invalid byte is valid");
+    fuzz::require(!data::find_invalid_utf8(data::replace_invalid_utf8(text)), "a replaced text is valid");
+    return 0;
+  }
+  std::string storage, again;
+  const std::string old(
+      data::replace_new_code_points(text, storage));  // utf8proc may treat newer ones otherwise
+  fuzz::require(old.size() == text.size(), "a stand-in has the same length");
+  const std::string nfc(data::normalize_nfc(old, storage));
+  fuzz::require(nfc == reference_nfc(old), "utf8proc agrees on NFC");
+  fuzz::require(data::normalize_nfc(nfc, again) == nfc, "NFC of NFC is the same");
+  fuzz::require(!data::find_invalid_utf8(data::normalize_nfc(text, again)), "NFC is UTF-8");
+  return 0;
+}
