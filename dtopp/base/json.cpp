@@ -1,5 +1,7 @@
 #include "dtopp/base/json.h"
 
+#include <utility>
+
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
@@ -50,6 +52,14 @@ std::string pack_json(const json& value) {
 }
 
 json unpack_json(std::string_view bytes) { return json::from_msgpack(bytes); }
+
+int64_t integer_of(const json& value) {
+  if (!value.is_number_integer() ||
+      (value.is_number_unsigned() && !std::in_range<int64_t>(value.get<uint64_t>())))
+    throw json::type_error::create(302, "type must be an integer of 64 bits, but is " + dump_json(value),
+                                   &value);
+  return value.get<int64_t>();
+}
 
 std::string quote_json(std::string_view text, bool ascii) {
   return nlohmann::ordered_json(text).dump(-1, ' ', ascii, json::error_handler_t::replace);

@@ -4,6 +4,7 @@
 // ten seconds longer or more.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -25,6 +26,10 @@ std::string dump_json(const nlohmann::ordered_json& value, int indent = -1);
 // only output of pack_json.
 std::string pack_json(const nlohmann::json& value);
 nlohmann::json unpack_json(std::string_view bytes);
+
+// The integer that a value holds. Throws json::type_error, as get() does for another type, if it is a
+// fraction or lies beyond int64; get<int64_t>() would change these.
+int64_t integer_of(const nlohmann::json& value);
 
 // The text as a JSON string. With `ascii`, characters outside ASCII are escaped.
 std::string quote_json(std::string_view text, bool ascii = false);

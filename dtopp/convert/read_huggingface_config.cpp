@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include <nlohmann/json.hpp>
 
@@ -57,6 +58,7 @@ class ConfigFile {
   template <class T>
   T as(const json& value, const std::string& key) const {
     try {
+      if constexpr (std::is_same_v<T, int64_t>) return integer_of(value);
       return value.get<T>();
     } catch (const json::exception&) {
       throw DataError(file_ + ": " + key + ": has an unexpected type: " + dump_json(value));

@@ -28,13 +28,14 @@ std::optional<double> number(const Json& json, const char* key) {
 std::map<std::string, Comparison> read_measures(const Json& row) {
   std::map<std::string, Comparison> measures;
   for (const auto& [measure, value] : row.at("values").items()) {
-    measures[measure].values = {number(value, "mean"), number(value, "half_width"), value.at("n")};
-    measures[measure].diverged = value.at("diverged");
+    measures[measure].values = {number(value, "mean"), number(value, "half_width"),
+                                integer_of(value.at("n"))};
+    measures[measure].diverged = integer_of(value.at("diverged"));
   }
   const Json differences = row.value("difference", Json());
   for (const auto& [measure, value] : differences.items()) {
     measures[measure].difference = {number(value, "mean"), number(value, "half_width"), number(value, "p"),
-                                    value.at("n")};
+                                    integer_of(value.at("n"))};
     measures[measure].p_holm = number(value, "p_holm");
   }
   return measures;
@@ -60,8 +61,9 @@ std::vector<StudyCurve> read_curves(const fs::path& file) {
   std::vector<StudyCurve> curves;
   try {
     for (const Json& curve : json.at("curves")) {
-      curves.push_back({name_of(curve), curve.at("measure"), curve.at("axis"), curve.at("n"),
-                        numbers(curve.at("x")), numbers(curve.at("mean")), numbers(curve.at("half_width"))});
+      curves.push_back({name_of(curve), curve.at("measure"), curve.at("axis"),
+                        static_cast<size_t>(integer_of(curve.at("n"))), numbers(curve.at("x")),
+                        numbers(curve.at("mean")), numbers(curve.at("half_width"))});
       const StudyCurve& made = curves.back();
       if (made.mean.size() != made.x.size() || made.half_width.size() != made.x.size())
         throw DataError(file.string() + ": " + made.row + ": x, mean and half_width differ in length");
@@ -94,7 +96,7 @@ StudyFile read_study_file(const fs::path& path) {
       ++study.by_status[status];
     }
     for (const Json& row : json.at("table")) {
-      study.rows.push_back({name_of(row), row.at("n").get<int64_t>(), read_measures(row),
+      study.rows.push_back({name_of(row), integer_of(row.at("n")), read_measures(row),
                             row.value("notes", std::vector<std::string>())});
     }
   } catch (const Json::exception& error) {

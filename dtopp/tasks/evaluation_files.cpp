@@ -20,7 +20,7 @@ using Json = nlohmann::json;
 constexpr uint64_t kMaxBytes = uint64_t{1} << 28;
 
 EvaluatedModel read_model(const Json& json) {
-  return {json.at("step").get<int64_t>(), json.value("target_experts", 0.0),
+  return {integer_of(json.at("step")), json.value("target_experts", 0.0),
           json.value("p", std::vector<double>())};
 }
 
