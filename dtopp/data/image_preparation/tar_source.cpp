@@ -33,6 +33,8 @@ std::string fault_of(archive_entry* entry, const std::string& name, uint64_t siz
   if (archive_entry_hardlink(entry) || archive_entry_filetype(entry) == AE_IFLNK)
     return "is a link, which is not followed";
   if (archive_entry_filetype(entry) != AE_IFREG) return "is not a regular file";
+  // Its gaps cost memory and no bytes of the archive.
+  if (archive_entry_sparse_count(entry) > 0) return "is a sparse file; store it whole";
   if (size > kMaxMemberBytes)
     return "claims " + std::to_string(size) + " bytes, more than the " + std::to_string(kMaxMemberBytes) +
            " allowed";
