@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <csetjmp>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -16,7 +18,8 @@ namespace {
 struct PngReader {
   png_structp png = nullptr;
   png_infop info = nullptr;
-  std::span<const std::byte> file;
+  std::span<const std::byte> file;  // what is not read yet
+  size_t file_bytes = 0;
   char message[200] = {};
   RawPicture out;
   std::vector<png_bytep> rows;
@@ -31,6 +34,16 @@ struct PngReader {
 }
 
 void ignore_warning(png_structp, png_const_charp) {}
+
+// libpng allocates the length that a chunk claims, which may be 2 GB, before it reads the chunk. Without the
+// memory it skips the chunk. Rows and tables need less than the constant.
+png_voidp allocate(png_structp png, png_alloc_size_t bytes) {
+  constexpr size_t kMostBeyondFile = size_t{1} << 23;
+  const auto& reader = *static_cast<PngReader*>(png_get_mem_ptr(png));
+  return bytes <= std::max(reader.file_bytes, kMostBeyondFile) ? std::malloc(bytes) : nullptr;
+}
+
+void release(png_structp, png_voidp memory) { std::free(memory); }
 
 void take_bytes(png_structp png, png_bytep out, size_t count) {
   auto& reader = *static_cast<PngReader*>(png_get_io_ptr(png));
@@ -82,7 +95,9 @@ void read_png(PngReader& reader) {
 RawPicture decode_png(std::span<const std::byte> file) {
   PngReader reader;
   reader.file = file;
-  reader.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &reader, fail_png, ignore_warning);
+  reader.file_bytes = file.size();
+  reader.png = png_create_read_struct_2(PNG_LIBPNG_VER_STRING, &reader, fail_png, ignore_warning, &reader,
+                                        allocate, release);
   if (reader.png) reader.info = png_create_info_struct(reader.png);
   if (!reader.info) throw std::bad_alloc();
   if (setjmp(png_jmpbuf(reader.png)) != 0) throw DataError(std::string("damaged PNG: ") + reader.message);
