@@ -53,13 +53,14 @@ std::string LostRank::to_text() const {
 }
 
 std::optional<LostRank> LostRank::from_text(const std::string& text) {
-  std::istringstream fields(text);
+  const size_t location = std::min(text.find('\t'), text.size());
+  const size_t cause = text.find('\t', location + 1);
+  std::istringstream numbers(text.substr(0, location));
   LostRank lost;
-  fields >> lost.rank >> lost.status;
-  fields.ignore();
-  std::getline(fields, lost.location, '\t');
-  std::getline(fields, lost.cause);
-  if (fields.fail()) return std::nullopt;
+  numbers >> lost.rank >> lost.status;
+  if (numbers.fail() || cause == text.npos) return std::nullopt;
+  lost.location = text.substr(location + 1, cause - location - 1);
+  lost.cause = text.substr(cause + 1);
   return lost;
 }
 
