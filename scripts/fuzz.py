@@ -11,15 +11,16 @@ import argparse
 import concurrent.futures
 import csv
 import datetime
+import io
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
-import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FUZZ = ROOT / "tests/fuzz"
@@ -81,10 +82,11 @@ def seeds_of(target):
 
 def unpack(target, folder):
     folder.mkdir(parents=True, exist_ok=True)
-    corpus = FUZZ / "corpus" / f"{target}.zip"
+    corpus = FUZZ / "corpus" / f"{target}.tar.xz"
     if corpus.exists():
-        with zipfile.ZipFile(corpus) as archive:
-            archive.extractall(folder)
+        with tarfile.open(corpus) as archive:
+            for member in archive:
+                (folder / pathlib.Path(member.name).name).write_bytes(archive.extractfile(member).read())
     return folder
 
 
@@ -133,11 +135,13 @@ def merge(targets):
             subprocess.run([program(BUILD, target), *LIMITS, "-merge=1", folder, seeds_of(target),
                             unpack(target, WORK / target)], check=True, capture_output=True)
             files = sorted(pathlib.Path(folder).iterdir())
-            corpus = FUZZ / "corpus" / f"{target}.zip"
+            corpus = FUZZ / "corpus" / f"{target}.tar.xz"
             corpus.parent.mkdir(exist_ok=True)
-            with zipfile.ZipFile(corpus, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-                for file in files:  # with a fixed date, so that equal corpora are equal archives
-                    archive.writestr(zipfile.ZipInfo(file.name), file.read_bytes(), zipfile.ZIP_DEFLATED, 9)
+            with tarfile.open(corpus, "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
+                for file in files:  # without a date, so that equal corpora are equal archives
+                    member = tarfile.TarInfo(file.name)
+                    member.size = file.stat().st_size
+                    archive.addfile(member, io.BytesIO(file.read_bytes()))
             print(f"{target:20} {len(files):5} files {corpus.stat().st_size:8,} bytes", flush=True)
 
 
@@ -158,7 +162,7 @@ def replay(folder, environment=None):
 
 def coverage(files):
     folder = ROOT / "build/fuzz-coverage"
-    build(folder, "-DDTOPP_SANITIZE=", "-DCMAKE_CXX_FLAGS=-fprofile-instr-generate -fcoverage-mapping")
+    build(folder, "-DCMAKE_BUILD_TYPE=Debug", "-DDTOPP_SANITIZE=", "-DCMAKE_CXX_FLAGS=-fprofile-instr-generate -fcoverage-mapping")
     with tempfile.TemporaryDirectory() as scratch:
         replay(folder, {"LLVM_PROFILE_FILE": f"{scratch}/%p.profraw"})
         profile = folder / "fuzz.profdata"
