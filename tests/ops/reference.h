@@ -49,6 +49,17 @@ inline at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, co
   return y_TD;
 }
 
+// W_gate x and W_up x of each token-expert pair, by expert, then token: [A, 2F].
+inline at::Tensor pre_activations(const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                                  const at::Tensor& gate_up_proj) {
+  std::vector<at::Tensor> rows;
+  for (int64_t e = 0; e < gates_TE.size(1); ++e) {
+    const at::Tensor tokens = at::nonzero(gates_TE.select(1, e)).flatten();
+    rows.push_back(at::matmul(x_TD.index_select(0, tokens), gate_up_proj[e].t()));
+  }
+  return at::cat(rows);
+}
+
 // The mean negative log likelihood and the mean squared logsumexp over targets >= 0.
 inline std::pair<at::Tensor, at::Tensor> cross_entropy(const at::Tensor& x_TD, const at::Tensor& weight_VD,
                                                        const at::Tensor& targets_T) {

@@ -43,10 +43,10 @@ TEST(WrongArguments, of_type_device_or_shape_are_refused) {
 TEST(WrongArguments, pairs_of_no_expert_or_token_are_refused) {
   for (const at::Tensor& wrong : {pairs({4, 0}), pairs({-1, 0}), pairs({0, 6}), pairs({0, -1}),
                                   pairs({0, 0, int64_t{1} << 62, 0}), pairs({0, int64_t{1} << 40})}) {
-    expect_error(
-        "moe_ffn_forward", 2, wrong,
-        "moe_ffn_forward: expected pairs (expert, token) in ascending order, experts from 0 to 3 and "
-        "tokens from 0 to 5");
+    for (const std::string op : {"moe_ffn_forward", "moe_ffn_pre_activations"})
+      expect_error(op, 2, wrong,
+                   op + ": expected pairs (expert, token) in ascending order, experts from 0 to 3 and "
+                        "tokens from 0 to 5");
   }
 }
 

@@ -48,6 +48,12 @@ void check_layer(const char* op, const at::Tensor& x_TD, const at::Tensor& gates
               down_proj.device());
 }
 
+void check_forward(const char* op, const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                   const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
+  check_layer(op, x_TD, gates_TE, gate_up_proj, down_proj);
+  check_tensor(op, "pairs", pairs_A2, {at::kLong, x_TD.device()}, {rows_of(pairs_A2), 2});
+}
+
 void check_backward(const char* op, const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
                     const at::Tensor& gates_TE, const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
                     const at::Tensor& pre_activations_AG) {
@@ -59,7 +65,7 @@ void check_backward(const char* op, const at::Tensor& grad_y_TD, const at::Tenso
 }
 
 at::Tensor moe_ffn_meta(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                        const at::Tensor& down_proj, int64_t capacity) {
+                        const at::Tensor& down_proj, int64_t capacity, bool /*recompute*/) {
   check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
   return at::empty_symint(x_TD.sym_sizes(), x_TD.options());
 }
@@ -70,6 +76,13 @@ TensorPair moe_ffn_forward_meta(const at::Tensor& x_TD, const at::Tensor& gates_
   check_moe_ffn_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
   return {at::empty_symint(x_TD.sym_sizes(), x_TD.options()),
           at::empty_symint({pairs_A2.sym_size(0), gate_up_proj.sym_size(1)}, x_TD.options())};
+}
+
+at::Tensor moe_ffn_pre_activations_meta(const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                                        const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
+                                        const at::Tensor& down_proj) {
+  check_moe_ffn_pre_activations(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
+  return at::empty_symint({pairs_A2.sym_size(0), gate_up_proj.sym_size(1)}, x_TD.options());
 }
 
 at::Tensor like(bool need, const at::Tensor& input) {
@@ -103,19 +116,29 @@ at::Tensor chosen_pairs(const at::Tensor& gates_TE, int64_t capacity) {
   return at::empty({1, 2}, gates_TE.options().dtype(at::kLong)).expand({capacity, 2});
 }
 
+constexpr const char* kRecompute = "recompute";
+
 struct MoeFfnFunction : torch::autograd::Function<MoeFfnFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t capacity) {
+                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t capacity,
+                            bool recompute) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const at::Tensor pairs_A2 = chosen_pairs(gates_TE, capacity);
     auto [y_TD, pre_activations_AG] = call_op<"dtopp::moe_ffn_forward", decltype(moe_ffn_forward_meta)>(
         x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
-    context->save_for_backward({x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG});
+    context->saved_data[kRecompute] = recompute;
+    context->save_for_backward(
+        {x_TD, gates_TE, gate_up_proj, down_proj, recompute ? pairs_A2 : pre_activations_AG});
     return y_TD;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
+    const at::Tensor pre_activations_AG =
+        context->saved_data[kRecompute].toBool()
+            ? call_op<"dtopp::moe_ffn_pre_activations", decltype(moe_ffn_pre_activations_meta)>(
+                  saved[0], saved[1], saved[4], saved[2], saved[3])
+            : saved[4];
     std::array<bool, 4> needed{};
     for (size_t i = 0; i < needed.size(); ++i) needed[i] = context->needs_input_grad(i);
     GradientAccumulationHook *gate_up = needed[2] ? GradientAccumulationHook::of(saved[2]) : nullptr,
@@ -125,27 +148,28 @@ struct MoeFfnFunction : torch::autograd::Function<MoeFfnFunction> {
       if (gate_up_target.sum.defined() && down_target.sum.defined()) {
         auto [grad_x, grad_gates] =
             call_op<"dtopp::moe_ffn_backward_sums", decltype(moe_ffn_backward_sums_meta)>(
-                grads[0], saved[0], saved[1], saved[2], saved[3], saved[4],
+                grads[0], saved[0], saved[1], saved[2], saved[3], pre_activations_AG,
                 std::array<bool, 2>{needed[0], needed[1]}, gate_up_target.sum, down_target.sum,
                 std::array<bool, 2>{gate_up_target.add, down_target.add});
         down->complete(down_target);
         gate_up->complete(gate_up_target);
-        return {grad_x, grad_gates, {}, {}, {}};
+        return {grad_x, grad_gates, {}, {}, {}, {}};
       }
     }
     auto [grad_x, grad_gates, grad_gate_up, grad_down] =
         call_op<"dtopp::moe_ffn_backward", decltype(moe_ffn_backward_meta)>(
-            grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], needed);
-    return {grad_x, grad_gates, grad_gate_up, grad_down, {}};
+            grads[0], saved[0], saved[1], saved[2], saved[3], pre_activations_AG, needed);
+    return {grad_x, grad_gates, grad_gate_up, grad_down, {}, {}};
   }
 };
 
 at::Tensor moe_ffn_autograd(const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t capacity) {
+                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t capacity,
+                            bool recompute) {
   check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
   if (at::GradMode::is_enabled() && (x_TD.requires_grad() || gates_TE.requires_grad() ||
                                      gate_up_proj.requires_grad() || down_proj.requires_grad())) {
-    return MoeFfnFunction::apply(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
+    return MoeFfnFunction::apply(x_TD, gates_TE, gate_up_proj, down_proj, capacity, recompute);
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
   return moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
@@ -161,8 +185,13 @@ void check_moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at:
 
 void check_moe_ffn_forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& pairs_A2,
                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
-  check_layer("moe_ffn_forward", x_TD, gates_TE, gate_up_proj, down_proj);
-  check_tensor("moe_ffn_forward", "pairs", pairs_A2, {at::kLong, x_TD.device()}, {rows_of(pairs_A2), 2});
+  check_forward("moe_ffn_forward", x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
+}
+
+void check_moe_ffn_pre_activations(const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                                   const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
+                                   const at::Tensor& down_proj) {
+  check_forward("moe_ffn_pre_activations", x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
 }
 
 void check_moe_ffn_backward(const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
@@ -183,7 +212,7 @@ void check_moe_ffn_backward_sums(const at::Tensor& grad_y_TD, const at::Tensor& 
   TORCH_CHECK(gate_up_sum.is_contiguous() && down_sum.is_contiguous(), op, ": expected contiguous sums");
 }
 
-void check_pairs(const at::Tensor& pairs_A2, int64_t experts, int64_t tokens) {
+void check_pairs(const char* op, const at::Tensor& pairs_A2, int64_t experts, int64_t tokens) {
   const auto pair = pairs_A2.accessor<int64_t, 2>();
   bool ordered = true;
   int64_t last_expert = 0, last_token = -1;
@@ -194,26 +223,30 @@ void check_pairs(const at::Tensor& pairs_A2, int64_t experts, int64_t tokens) {
     last_expert = expert;
     last_token = token;
   }
-  TORCH_CHECK(ordered,
-              "moe_ffn_forward: expected pairs (expert, token) in ascending order, experts from 0 to ",
+  TORCH_CHECK(ordered, op, ": expected pairs (expert, token) in ascending order, experts from 0 to ",
               experts - 1, " and tokens from 0 to ", tokens - 1, ", got a pair out of order or out of range");
 }
 
 at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                   const at::Tensor& down_proj, int64_t capacity) {
-  return call_op<"dtopp::moe_ffn", decltype(moe_ffn_meta)>(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
+                   const at::Tensor& down_proj, int64_t capacity, bool recompute) {
+  return call_op<"dtopp::moe_ffn", decltype(moe_ffn_meta)>(x_TD, gates_TE, gate_up_proj, down_proj, capacity,
+                                                           recompute);
 }
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def(
-      "moe_ffn(Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor down_proj, *, int capacity=0) -> "
-      "Tensor y_TD");
+      "moe_ffn(Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor down_proj, *, int capacity=0, "
+      "bool recompute=False) -> Tensor y_TD");
   // pairs_A2: the (expert, token) pairs with a gate other than 0, ordered by expert, then token. A CUDA
   // device uses only its length, as the capacity.
   m.def(
       "moe_ffn_forward(Tensor x_TD, Tensor gates_TE, Tensor pairs_A2, Tensor gate_up_proj, Tensor down_proj) "
       "-> "
       "(Tensor y_TD, Tensor pre_activations_AG)");
+  // The second output of moe_ffn_forward alone, to the same bits.
+  m.def(
+      "moe_ffn_pre_activations(Tensor x_TD, Tensor gates_TE, Tensor pairs_A2, Tensor gate_up_proj, Tensor "
+      "down_proj) -> Tensor pre_activations_AG");
   m.def(
       "moe_ffn_backward(Tensor grad_y_TD, Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor "
       "down_proj, "
@@ -230,6 +263,7 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
 TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {
   m.impl("moe_ffn", moe_ffn_autograd);
   m.impl("moe_ffn_forward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("moe_ffn_pre_activations", torch::autograd::autogradNotImplementedFallback());
   m.impl("moe_ffn_backward", torch::autograd::autogradNotImplementedFallback());
   m.impl("moe_ffn_backward_sums", torch::autograd::autogradNotImplementedFallback());
 }
@@ -237,6 +271,7 @@ TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {
 TORCH_LIBRARY_IMPL(dtopp, Meta, m) {
   m.impl("moe_ffn", moe_ffn_meta);
   m.impl("moe_ffn_forward", moe_ffn_forward_meta);
+  m.impl("moe_ffn_pre_activations", moe_ffn_pre_activations_meta);
   m.impl("moe_ffn_backward", moe_ffn_backward_meta);
   m.impl("moe_ffn_backward_sums", moe_ffn_backward_sums_meta);
 }

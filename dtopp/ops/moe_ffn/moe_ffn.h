@@ -23,6 +23,9 @@ namespace dtopp::ops {
 // of each pair, and nothing else. If both weights have a hook with a sum (gradient_accumulation_hook.h),
 // their gradients go to the sums.
 //
+// recompute: the backward pass computes these [A, 2F] again, to the same bits. Autograd saves the indices of
+// the pairs instead, 16 bytes each.
+//
 // capacity: the pairs that a CUDA device has memory for. The host does not have A in advance; with 0 it waits
 // for the device and reads A. With a capacity it does not wait in bf16 with D and F multiples of 8 on compute
 // capability 9.0. If A exceeds capacity, the op leaves some pairs out of y: the caller must compare route's
@@ -31,6 +34,6 @@ namespace dtopp::ops {
 // Throws:        c10::Error "moe_ffn: …" if shapes, types or devices do not fit, or if they exceed the limits
 //                of a CUDA device (cuda_limits.h)
 at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                   const at::Tensor& down_proj, int64_t capacity = 0);
+                   const at::Tensor& down_proj, int64_t capacity = 0, bool recompute = false);
 
 }  // namespace dtopp::ops

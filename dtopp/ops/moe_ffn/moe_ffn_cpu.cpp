@@ -3,6 +3,7 @@
 // packed down weight, and the rows times their gates are added to y.
 //
 // Only the pre-activations leave the block. If threads share columns, the activations of a group do as well.
+// moe_ffn_pre_activations runs the same code without a y and ends after the first product.
 #include "dtopp/ops/moe_ffn/moe_ffn_columns_cpu.h"
 
 namespace dtopp::ops {
@@ -40,9 +41,9 @@ struct ForwardBuffers {
 };
 
 struct ForwardTensors {
-  at::Tensor x_TD, gates_TE, y_TD;
-  at::Tensor slots_STD;           // of the sums in y_TD
-  at::Tensor pre_activations_AG;  // undefined if nothing is saved
+  at::Tensor x_TD, gates_TE, y_TD;  // y is undefined if only the pre-activations are wanted
+  at::Tensor slots_STD;             // of the sums in y_TD
+  at::Tensor pre_activations_AG;    // undefined if nothing is saved
 };
 
 template <typename Real>
@@ -75,7 +76,9 @@ void forward_block(const ForwardTensors& t, const Assignment& pairs, const RowBl
   }
   Tiles::template multiply<Order::kRows>(buffers.x_ND.of(share), gate_up, block.rows, 2 * ffn, hidden, pre,
                                          2 * ffn, false);
+  if (!t.y_TD.defined() && saved == nullptr) return;
   activate<Tiles>(pre, block.rows, ffn, buffers.act_F.of(share), buffers.act_NF.of(share), saved);
+  if (!t.y_TD.defined()) return;
   Real* y = buffers.y_ND.of(share);
   Tiles::template multiply<Order::kRows>(buffers.act_NF.of(share), down, block.rows, hidden, ffn, y, hidden,
                                          false);
@@ -104,6 +107,7 @@ void forward_block_in_tiles(const ForwardTensors& t, const Assignment& pairs, co
                                         act + m * stride + f, stride,
                                         saved == nullptr ? nullptr : saved + m * width + f, width, ffn);
                          });
+  if (!t.y_TD.defined()) return;
   for (int64_t n = 0; n < block.rows; ++n) Tiles::fill_depth(act + n * stride, ffn);
   const TokenSums<float> y = token_sums<float>(t, block.expert);
   Tiles::multiply_finish(
@@ -147,9 +151,11 @@ void forward_rows(const ForwardTensors& t, const Assignment& pairs, const at::Te
         pairs, group, columns, gate_up, [&](int64_t e, int64_t begin, int64_t end, auto* out) {
           pack_gate_up<Scalar, Tiles>(gate_up_EGD + e * 2 * ffn * hidden, hidden, ffn, begin, end, out);
         });
-    pack_weights<Tiles>(pairs, group, hidden, down, [&](int64_t e, int64_t begin, int64_t end, auto* out) {
-      Tiles::pack_right_transposed(down_EDF + e * hidden * ffn, ffn, ffn, hidden, begin, end, out);
-    });
+    if (t.y_TD.defined()) {
+      pack_weights<Tiles>(pairs, group, hidden, down, [&](int64_t e, int64_t begin, int64_t end, auto* out) {
+        Tiles::pack_right_transposed(down_EDF + e * hidden * ffn, ffn, ffn, hidden, begin, end, out);
+      });
+    }
     for_row_blocks<Tiles>(pairs, group, tokens, [&](const RowBlock& block) {
       const int64_t e = block.expert - group.first;
       if constexpr (Tiles::kFinishes) {
@@ -218,6 +224,7 @@ void forward_columns(const ForwardTensors& t, const Assignment& pairs, const at:
                                             std::min(kColumnsAtOnce, end - f), buffers, act_of(block));
           }
         });
+    if (!t.y_TD.defined()) continue;
     add_results<Tiles>(
         blocks, pairs, ffn, hidden, shares, buffers,
         [&](const RowBlock& block, int64_t n) { return act_of(block) + n * ffn; },
@@ -228,32 +235,27 @@ void forward_columns(const ForwardTensors& t, const Assignment& pairs, const at:
   }
 }
 
-// Returns y in the type of its sums. Fills pre_activations_AG if it is defined.
 template <typename Scalar, typename Tiles>
-at::Tensor forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const Assignment& pairs,
-                   const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
-                   const at::Tensor& pre_activations_AG) {
-  const at::Tensor y_TD = at::zeros(x_TD.sizes(), gates_TE.options());
-  const ForwardTensors t{x_TD, gates_TE, y_TD, slots_for(y_TD, pairs), pre_activations_AG};
-  const int64_t weights = (gate_up_proj.size(1) + down_proj.size(2)) * x_TD.size(1);
+void forward(const ForwardTensors& t, const Assignment& pairs, const at::Tensor& gate_up_proj,
+             const at::Tensor& down_proj) {
+  const int64_t weights = (gate_up_proj.size(1) + down_proj.size(2)) * t.x_TD.size(1);
   if (mean_rows(pairs) <= kFewRowsForward || weights > kManyWeights) {
     forward_columns<Scalar, Tiles>(t, pairs, gate_up_proj, down_proj);
   } else {
     forward_rows<Scalar, Tiles>(t, pairs, gate_up_proj, down_proj);
   }
-  return t.y_TD;
 }
 
-at::Tensor run_forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& pairs_A2,
-                       const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
-                       const at::Tensor& pre_activations_AG) {
+// Adds to y_TD, which has the type of its sums, and fills pre_activations_AG. One of them may be undefined.
+void run_forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& pairs_A2,
+                 const at::Tensor& gate_up_proj, const at::Tensor& down_proj, const at::Tensor& y_TD,
+                 const at::Tensor& pre_activations_AG) {
   const Assignment pairs = assign(pairs_A2, gates_TE.size(1));
-  at::Tensor y_TD;
+  const ForwardTensors t{plain(x_TD), plain(gates_TE), y_TD,
+                         y_TD.defined() ? slots_for(y_TD, pairs) : at::Tensor(), pre_activations_AG};
   dispatch(x_TD, [&](auto scalar, auto tiles) {
-    y_TD = forward<decltype(scalar), decltype(tiles)>(
-        plain(x_TD), plain(gates_TE), pairs, plain(gate_up_proj), plain(down_proj), pre_activations_AG);
+    forward<decltype(scalar), decltype(tiles)>(t, pairs, plain(gate_up_proj), plain(down_proj));
   });
-  return y_TD.to(x_TD.scalar_type());
 }
 
 std::tuple<at::Tensor, at::Tensor> moe_ffn_forward_cpu(const at::Tensor& x_TD, const at::Tensor& gates_TE,
@@ -261,16 +263,30 @@ std::tuple<at::Tensor, at::Tensor> moe_ffn_forward_cpu(const at::Tensor& x_TD, c
                                                        const at::Tensor& gate_up_proj,
                                                        const at::Tensor& down_proj) {
   check_moe_ffn_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
-  check_pairs(pairs_A2, gates_TE.size(1), x_TD.size(0));
+  check_pairs("moe_ffn_forward", pairs_A2, gates_TE.size(1), x_TD.size(0));
   const at::Tensor pre_AG = at::empty({pairs_A2.size(0), gate_up_proj.size(1)}, x_TD.options());
-  return {run_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj, pre_AG), pre_AG};
+  const at::Tensor y_TD = at::zeros(x_TD.sizes(), gates_TE.options());
+  run_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj, y_TD, pre_AG);
+  return {y_TD.to(x_TD.scalar_type()), pre_AG};
+}
+
+at::Tensor moe_ffn_pre_activations_cpu(const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                                       const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
+                                       const at::Tensor& down_proj) {
+  check_moe_ffn_pre_activations(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
+  check_pairs("moe_ffn_pre_activations", pairs_A2, gates_TE.size(1), x_TD.size(0));
+  const at::Tensor pre_AG = at::empty({pairs_A2.size(0), gate_up_proj.size(1)}, x_TD.options());
+  run_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj, at::Tensor(), pre_AG);
+  return pre_AG;
 }
 
 at::Tensor moe_ffn_cpu(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                       const at::Tensor& down_proj, int64_t capacity) {
+                       const at::Tensor& down_proj, int64_t capacity, bool /*recompute*/) {
   check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
-  return run_forward(x_TD, gates_TE, at::nonzero(gates_TE.detach().t()), gate_up_proj, down_proj,
-                     at::Tensor());
+  const at::Tensor y_TD = at::zeros(x_TD.sizes(), gates_TE.options());
+  run_forward(x_TD, gates_TE, at::nonzero(gates_TE.detach().t()), gate_up_proj, down_proj, y_TD,
+              at::Tensor());
+  return y_TD.to(x_TD.scalar_type());
 }
 
 }  // namespace
@@ -278,6 +294,7 @@ at::Tensor moe_ffn_cpu(const at::Tensor& x_TD, const at::Tensor& gates_TE, const
 TORCH_LIBRARY_IMPL(dtopp, CPU, m) {
   m.impl("moe_ffn", moe_ffn_cpu);
   m.impl("moe_ffn_forward", moe_ffn_forward_cpu);
+  m.impl("moe_ffn_pre_activations", moe_ffn_pre_activations_cpu);
 }
 
 }  // namespace dtopp::ops

@@ -38,8 +38,21 @@ std::tuple<at::Tensor, at::Tensor> moe_ffn_forward_cuda(const at::Tensor& x_TD, 
   return forward(x_TD, gates_TE, gate_up_proj, down_proj, pairs_A2.size(0));
 }
 
+at::Tensor moe_ffn_pre_activations_cuda(const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                                        const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
+                                        const at::Tensor& down_proj) {
+  check_moe_ffn_pre_activations(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
+  const int64_t capacity = pairs_A2.size(0);
+  if (capacity == 0) return at::empty({0, gate_up_proj.size(1)}, x_TD.options());
+  const c10::DeviceGuard guard(x_TD.device());
+  const at::Tensor gate_up_EGD = gate_up_proj.contiguous(), down_EDF = down_proj.contiguous();
+  const Pairs pairs =
+      cuda::make_pairs(gates_TE.contiguous(), capacity, cuda::choose_gemms(gate_up_EGD, down_EDF));
+  return cuda::activate_pairs(pairs, cuda::aligned(x_TD), gate_up_EGD).pre_AG;
+}
+
 at::Tensor moe_ffn_cuda(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                        const at::Tensor& down_proj, int64_t capacity) {
+                        const at::Tensor& down_proj, int64_t capacity, bool /*recompute*/) {
   check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
   return std::get<0>(forward(x_TD, gates_TE, gate_up_proj, down_proj, capacity));
 }
@@ -132,6 +145,7 @@ std::tuple<at::Tensor, at::Tensor> moe_ffn_backward_sums_cuda(
 TORCH_LIBRARY_IMPL(dtopp, CUDA, m) {
   m.impl("moe_ffn", moe_ffn_cuda);
   m.impl("moe_ffn_forward", moe_ffn_forward_cuda);
+  m.impl("moe_ffn_pre_activations", moe_ffn_pre_activations_cuda);
   m.impl("moe_ffn_backward", moe_ffn_backward_cuda);
   m.impl("moe_ffn_backward_sums", moe_ffn_backward_sums_cuda);
 }

@@ -41,8 +41,8 @@ struct WithoutOneDnn {
 inline at::Tensor run_inference(const Case& c, int64_t capacity) {
   const WithoutOneDnn without_one_dnn;
   return call_cuda<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                              int64_t)>("dtopp::moe_ffn", c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj,
-                                        capacity);
+                              int64_t, bool)>("dtopp::moe_ffn", c.x_TD, c.gates_TE, c.gate_up_proj,
+                                              c.down_proj, capacity, /*recompute=*/false);
 }
 
 struct Outputs {
@@ -70,6 +70,13 @@ inline Outputs run_cuda(const Case& c, const at::Tensor& grad_y, int64_t room,
   auto [y, pre_AG] = call_cuda<std::tuple<at::Tensor, at::Tensor>(
       const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
       "dtopp::moe_ffn_forward", c.x_TD, c.gates_TE, pairs_A2, c.gate_up_proj, c.down_proj);
+  const at::Tensor again_AG = call_cuda<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                                   const at::Tensor&, const at::Tensor&)>(
+      "dtopp::moe_ffn_pre_activations", c.x_TD, c.gates_TE, pairs_A2, c.gate_up_proj, c.down_proj);
+  // Rows beyond the pairs are not written.
+  const int64_t pairs = std::min(room, c.gates_TE.ne(0).sum().item<int64_t>());
+  EXPECT_TRUE(again_AG.sizes() == pre_AG.sizes() &&
+              again_AG.narrow(0, 0, pairs).equal(pre_AG.narrow(0, 0, pairs)));
   return {y, pre_AG, run_backward(c, grad_y, pre_AG, needed)};
 }
 

@@ -22,6 +22,8 @@ TEST(WrongArgumentsOnHost, of_type_device_or_shape_are_refused) {
                                           "cumulative_prob_histogram logits_TE wider",
                                           "moe_ffn_forward pairs_A2 longer",
                                           "moe_ffn_forward pairs_A2 shorter",
+                                          "moe_ffn_pre_activations pairs_A2 longer",
+                                          "moe_ffn_pre_activations pairs_A2 shorter",
                                           "moe_ffn_backward pre_activations_AG longer",
                                           "moe_ffn_backward pre_activations_AG shorter",
                                           "moe_ffn_backward_sums pre_activations_AG longer",
@@ -51,7 +53,8 @@ TEST(WrongArgumentsOnHost, more_than_the_kernels_hold_is_refused) {
   expect_error({"route_backward", {logits, one, logits, none, none, none, none, "dynamic", true}},
                "route_backward: expected at most 2048 experts");
   expect_error(
-      {"moe_ffn", {at::zeros({2, 1}), logits, at::zeros({experts, 2, 1}), at::zeros({experts, 1, 1}), 0}},
+      {"moe_ffn",
+       {at::zeros({2, 1}), logits, at::zeros({experts, 2, 1}), at::zeros({experts, 1, 1}), 0, false}},
       "moe_ffn: expected at most 2048 experts");
   const at::Tensor angle = at::zeros({1, 2});
   expect_error(

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/core/gradient_accumulation_hook.h"
 #include "tests/ops/reference.h"
 
@@ -47,6 +48,31 @@ void expect_matches_reference(const Case& given, double bound) {
   EXPECT_LT(reference::error(c.gate_up_proj.grad(), exact.gate_up_proj.grad()), bound);
   EXPECT_LT(reference::error(c.down_proj.grad(), exact.down_proj.grad()), bound);
   EXPECT_EQ(c.down_proj.grad().scalar_type(), given.down_proj.scalar_type());
+}
+
+// Compares the pre-activations that the backward pass computes again with a reference, and the gradients that
+// it computes from them with those from the stored ones, to the bit.
+void expect_recomputes_the_same(const Case& given, double bound) {
+  const at::Tensor pairs_A2 = at::nonzero(given.gates_TE.t());
+  const at::Tensor pre_AG = call_op<"dtopp::moe_ffn_pre_activations",
+                                    at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                               const at::Tensor&, const at::Tensor&)>(
+      given.x_TD, given.gates_TE, pairs_A2, given.gate_up_proj, given.down_proj);
+  const auto exact = [](const at::Tensor& tensor) { return tensor.to(at::kDouble); };
+  EXPECT_EQ(pre_AG.scalar_type(), given.x_TD.scalar_type());
+  EXPECT_LT(reference::error(pre_AG, reference::pre_activations(exact(given.x_TD), given.gates_TE,
+                                                                exact(given.gate_up_proj))),
+            bound);
+  std::vector<std::vector<at::Tensor>> results;
+  const at::Tensor grad = at::randn(given.x_TD.sizes()).to(given.x_TD.scalar_type());
+  for (const bool recompute : {false, true}) {
+    Case c = given;
+    for (at::Tensor* tensor : c.all()) *tensor = tensor->detach().clone().requires_grad_();
+    const at::Tensor y = moe_ffn(c.x_TD, c.gates_TE, c.gate_up_proj, c.down_proj, /*capacity=*/0, recompute);
+    y.backward(grad);
+    results.push_back({y, c.x_TD.grad(), c.gates_TE.grad(), c.gate_up_proj.grad(), c.down_proj.grad()});
+  }
+  for (size_t i = 0; i < results[0].size(); ++i) EXPECT_TRUE(results[0][i].equal(results[1][i])) << i;
 }
 
 // A target to which a parameter's gradients are added.
@@ -142,6 +168,19 @@ TEST(MoeFfn, adds_the_gradients_of_weights_to_sums_as_it_forms_them) {
   Case c = make_case(20, 8, 4, 4, 1.0);
   c.gates_TE.select(1, 2).zero_();
   expect_sums_match(c, kFloatBound);
+}
+
+// Few and many rows per expert, widths of no and of whole tiles, more rows than a block, and no tokens.
+TEST(MoeFfn, recomputes_the_pre_activations_to_the_bit) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const double bound = dtype == at::kFloat ? kFloatBound : kBfloat16Bound;
+    expect_recomputes_the_same(make_case(0, 8, 4, 3, 0.5, dtype), bound);
+    expect_recomputes_the_same(make_case(31, 13, 7, 3, 0.6, dtype), bound);
+    expect_recomputes_the_same(make_case(90, 24, 12, 6, 0.3, dtype), bound);
+    expect_recomputes_the_same(make_case(900, 128, 64, 3, 0.6, dtype), bound);
+    expect_recomputes_the_same(make_case(5000, 16, 8, 3, 0.9, dtype), bound);
+  }
+  expect_recomputes_the_same(make_case(150, 530, 270, 3, 0.5), kFloatBound);
 }
 
 TEST(MoeFfn, hands_gradients_over_where_a_weight_has_no_sum) {

@@ -143,7 +143,8 @@ def test_moe_ffn_matches_reference(dtype, tokens, hidden, ffn, experts, active):
         close(actual.grad, reference.grad * mask, dtype)
 
 
-def test_moe_ffn_gradients_match_finite_differences():
+@pytest.mark.parametrize("recompute", [False, True])
+def test_moe_ffn_gradients_match_finite_differences(recompute):
     f64 = torch.float64
     gates = gates_like(6, 4, 2, dtype=f64)
     chosen = gates != 0
@@ -153,7 +154,8 @@ def test_moe_ffn_gradients_match_finite_differences():
     down = randn(4, 5, 3, dtype=f64, seed=3).requires_grad_()
 
     def run(x, values, gate_up, down):
-        return ops.moe_ffn(x, torch.zeros_like(gates).masked_scatter(chosen, values), gate_up, down)
+        gates_TE = torch.zeros_like(gates).masked_scatter(chosen, values)
+        return ops.moe_ffn(x, gates_TE, gate_up, down, recompute=recompute)
 
     assert torch.autograd.gradcheck(run, (x, values, gate_up, down))
 
@@ -183,7 +185,8 @@ def test_moe_ffn_gives_gradients_only_where_needed(needed):
     torch.testing.assert_close(inputs[needed].grad, full[needed].grad)
 
 
-def test_moe_ffn_saves_its_inputs_and_the_pre_activations_only():
+@pytest.mark.parametrize("recompute", [False, True])
+def test_moe_ffn_saves_its_inputs_and_the_pre_activations_or_pairs_only(recompute):
     x, gates = randn(50, 16).requires_grad_(), gates_like(50, 6, 2)
     gate_up, down = randn(6, 16, 16, seed=2).requires_grad_(), randn(6, 16, 8, seed=3).requires_grad_()
     saved = []
@@ -193,12 +196,12 @@ def test_moe_ffn_saves_its_inputs_and_the_pre_activations_only():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        ops.moe_ffn(x, gates, gate_up, down)
+        ops.moe_ffn(x, gates, gate_up, down, recompute=recompute)
     pairs = int((gates != 0).sum())
     known = {t.data_ptr() for t in (x, gates, gate_up, down)}
     assert known <= {t.data_ptr() for t in saved}
     extra = [t for t in saved if t.data_ptr() not in known]
-    assert [tuple(t.shape) for t in extra] == [(pairs, 16)]
+    assert [tuple(t.shape) for t in extra] == [(pairs, 2 if recompute else 16)]
 
 
 # --- linear_cross_entropy and token_log_probs -----------------------------------------------------------------
