@@ -73,7 +73,7 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
   runs::RunDirectory directory(config, is_main_rank);
   const plan::Plan plan = plan::make_plan(config, {groups.size(), 1, groups.dims().ep_size}, kind);
   const uint64_t memory = rank_memory(cluster, device);
-  plan::require_memory(plan, memory);
+  plan::require_memory(config, plan, kind, memory);
   models::Model model = models::make_model(config);
   // With --verify, every rank reads every byte: each reads the files of its own machine, and all take equally
   // long.
@@ -108,8 +108,9 @@ void train(const TrainOptions& options) {
   stop_rank_on_signals(environment);
   distributed::Cluster cluster(environment, program_version);
   cluster.run([&] {
-    distributed::with_memory_advice("lower training.micro_batch_size or the model's size",
-                                    [&] { train_rank(cluster, options); });
+    distributed::with_memory_advice(
+        "set training.recompute to layer, or lower training.micro_batch_size or the model's size",
+        [&] { train_rank(cluster, options); });
   });
 }
 

@@ -21,7 +21,7 @@ void validate(const LossConfig& loss) {
   require_not_negative("loss.router_z", loss.router_z);
 }
 
-void validate(const TrainingConfig& training, int64_t tokens_per_sample) {
+void validate(const TrainingConfig& training, const ModelConfig& model) {
   require_at_least("training.steps", 1, training.steps);
   require_at_least("training.global_batch_size", 1, training.global_batch_size);
   require_at_least("training.micro_batch_size", 1, training.micro_batch_size);
@@ -30,10 +30,13 @@ void validate(const TrainingConfig& training, int64_t tokens_per_sample) {
                                                         " does not divide training.global_batch_size " +
                                                         std::to_string(training.global_batch_size));
   int64_t tokens = 0;
-  if (__builtin_mul_overflow(training.global_batch_size, tokens_per_sample, &tokens) ||
+  if (__builtin_mul_overflow(training.global_batch_size, model.tokens_per_sample(), &tokens) ||
       __builtin_mul_overflow(tokens, training.steps, &tokens))
     throw InvalidValue("training.steps",
                        "steps x global_batch_size x tokens per sample overflows a 64-bit count");
+  if (training.recompute == Recompute::kMoe && model.is_dense())
+    throw InvalidValue("training.recompute",
+                       "moe needs experts, and a dense model has none; set layer or none");
   require_at_least("training.seed", 0, training.seed);
   require_between("training.threads", 0, kMostThreads, training.threads);
   require_at_least("training.max_skips", 0, training.max_skips);
@@ -134,7 +137,7 @@ void validate_values(const RunConfig& config) {
   validate(config.loss);
   if (config.model.type == ModelType::kDiffusionTransformer)
     validate(config.diffusion, config.model.num_classes);
-  validate(config.training, config.model.tokens_per_sample());
+  validate(config.training, config.model);
   validate(config.optimizer, config.training.steps);
   validate(config.parallel, config.model);
   validate(config.validation, config.model.type);
@@ -164,12 +167,13 @@ std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b) 
 }
 
 bool affects_result(const std::string& key) {
-  constexpr std::array<std::string_view, 10> kFreeKeys = {"name",
+  constexpr std::array<std::string_view, 11> kFreeKeys = {"name",
                                                           "output",
                                                           "training.threads",
                                                           "training.device",
                                                           "training.deterministic",
                                                           "training.micro_batch_size",
+                                                          "training.recompute",
                                                           "data.validation",
                                                           "training.max_skips",
                                                           "diffusion.samples_every",

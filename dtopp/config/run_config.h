@@ -22,6 +22,7 @@ struct ConfigNode;
 enum class BatchStatistics { kMicroBatch, kGlobal };
 enum class Precision { kFp32, kBf16, kAuto };
 enum class Device { kAuto, kCpu, kCuda };
+enum class Recompute { kNone, kMoe, kLayer };
 
 constexpr auto enum_names(BatchStatistics) {
   return std::array<std::pair<BatchStatistics, std::string_view>, 2>{
@@ -34,6 +35,11 @@ constexpr auto enum_names(Precision) {
 constexpr auto enum_names(Device) {
   return std::array<std::pair<Device, std::string_view>, 3>{
       {{Device::kAuto, "auto"}, {Device::kCpu, "cpu"}, {Device::kCuda, "cuda"}}};
+}
+
+constexpr auto enum_names(Recompute) {
+  return std::array<std::pair<Recompute, std::string_view>, 3>{
+      {{Recompute::kNone, "none"}, {Recompute::kMoe, "moe"}, {Recompute::kLayer, "layer"}}};
 }
 
 // Coefficients of the auxiliary losses (paper, Appendix "Loss Designs").
@@ -60,6 +66,9 @@ struct TrainingConfig {
   int64_t steps = 95367;
   int64_t global_batch_size = 512;  // samples per optimizer step: sequences or images
   int64_t micro_batch_size = 8;     // samples per forward and backward pass
+  // Activations that the backward pass computes again instead of storing them. moe: the experts' products
+  // with W_gate and W_up. layer: these, attention, norms and a dense feed-forward layer. No bit changes.
+  Recompute recompute = Recompute::kNone;
   int64_t seed = 1;
   Precision precision = Precision::kBf16;  // auto: bf16 if the hardware multiplies it, else fp32
   Device device = Device::kAuto;
@@ -134,6 +143,7 @@ void visit_fields(SectionOf<TrainingConfig> auto& config, auto&& field) {
   field("steps", config.steps);
   field("global_batch_size", config.global_batch_size);
   field("micro_batch_size", config.micro_batch_size);
+  field("recompute", config.recompute);
   field("seed", config.seed);
   field("precision", config.precision);
   field("device", config.device);
@@ -222,7 +232,7 @@ std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b);
 // - reports and their times: validation.*, data.validation, checkpoint.*, logging.*,
 //   diffusion.samples_every and diffusion.sample_classes;
 // - the limit after which a run ends: training.max_skips;
-// - the execution: training.threads, device, deterministic and micro_batch_size, and parallel.*.
+// - the execution: training.threads, device, deterministic, recompute and micro_batch_size, and parallel.*.
 //
 // The execution changes rounding. With loss.batch_statistics: micro_batch it also changes over which tokens f
 // is taken. training.steps must not change, because the schedule depends on it.

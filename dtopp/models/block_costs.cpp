@@ -11,6 +11,8 @@
 namespace dtopp::models {
 namespace {
 
+constexpr uint64_t kPairBytes = 16;  // the indices of a token-expert pair
+
 // Throws InvalidValue if the CUDA kernels do not support the sizes.
 void require_cuda_limits(const BlockSizes& s) {
   const auto require = [](const char* key, const std::string& what, uint64_t count, int64_t most) {
@@ -52,11 +54,13 @@ BlockSizes block_sizes(const config::ModelConfig& model, const CostInputs& input
   s.pairs =
       checked_round(static_cast<double>(s.T) * inputs.active_experts * (s.cuda ? moe::kCapacityMargin : 1.0));
   s.width = inputs.width;
+  s.active_experts = inputs.active_experts;
+  s.recompute = inputs.recompute;
   if (s.cuda) require_cuda_limits(s);
   return s;
 }
 
-uint64_t block_activations(const BlockSizes& s) {
+BlockActivations block_activations(const BlockSizes& s, uint64_t attention_extra) {
   const uint64_t stream = s.stream();
   // Two norms store their inputs, mean and 1 / sigma. Their outputs are the inputs of projections.
   const uint64_t norms = checked_sum({checked_product({4, stream}), checked_product({s.T, 4 * kFp32Bytes})});
@@ -65,15 +69,34 @@ uint64_t block_activations(const BlockSizes& s) {
   const uint64_t attention =
       checked_sum({checked_product({s.T, checked_sum({5 * s.queries, s.keys}), s.width}),
                    checked_product({s.T, s.H, kFp32Bytes})});
-  if (s.dense) {
-    // Gate and up, silu(gate), and its product with up.
-    return checked_sum({norms, attention, checked_product({s.T, 4, s.F, s.width})});
-  }
+  const uint64_t attend = checked_sum({norms, attention, attention_extra});
+  // A dense FFN stores gate and up, silu(gate), and its product with up; experts store gate and up.
+  const uint64_t ffn =
+      s.dense ? checked_product({s.T, 4, s.F, s.width}) : checked_product({s.pairs, 2, s.F, s.width});
   // The router's logits and the gates. The router's input is the norm's output, which is counted above.
-  const uint64_t router = checked_product({s.T, s.E, 2 * kFp32Bytes});
-  // Gate and up before the activation.
-  const uint64_t experts = checked_product({s.pairs, 2, s.F, s.width});
-  return checked_sum({norms, attention, router, experts});
+  const uint64_t router = s.dense ? 0 : checked_product({s.T, s.E, 2 * kFp32Bytes});
+  if (s.recompute == config::Recompute::kNone) return {checked_sum({attend, router, ffn}), 0};
+  const uint64_t pairs = s.dense ? 0 : checked_product({s.pairs, kPairBytes});
+  if (s.recompute == config::Recompute::kMoe) return {checked_sum({attend, router, pairs}), ffn};
+  // Stored are the block's input and the feed-forward layer's.
+  return {checked_sum({checked_product({2, stream}), router, pairs}), std::max(attend - stream, ffn)};
+}
+
+uint64_t recomputed_flops(const BlockSizes& s, uint64_t attention_flops) {
+  const uint64_t expert = checked_product({s.F, s.D, 2});
+  switch (s.recompute) {
+    case config::Recompute::kNone:
+      return 0;
+    case config::Recompute::kMoe:
+      return checked_round(static_cast<double>(checked_product({s.L, 2, expert})) * s.active_experts);
+    case config::Recompute::kLayer:
+      break;
+  }
+  const uint64_t projections = checked_product({2, s.D, checked_sum({2 * s.queries, 2 * s.keys})});
+  const double ffn =
+      s.dense ? 3 * static_cast<double>(expert) : 2 * static_cast<double>(expert) * s.active_experts;
+  return checked_sum(
+      {checked_product({s.L, checked_sum({projections, checked_round(ffn)})}), attention_flops / 3});
 }
 
 uint64_t block_workspace(const BlockSizes& s) {

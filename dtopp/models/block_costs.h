@@ -15,7 +15,9 @@ struct BlockSizes {
   uint64_t queries, keys;     // numbers per token: H K, and G K of keys or values
   uint64_t pairs;             // token-expert pairs per layer and micro-batch; on a CUDA device, the capacity
   uint64_t width;             // bytes per activation
+  double active_experts;
   bool dense, cuda;
+  config::Recompute recompute;
 
   uint64_t stream() const { return checked_product({T, D, width}); }  // bytes of [T, D]
 };
@@ -23,9 +25,22 @@ struct BlockSizes {
 // Throws InvalidValue if the CUDA kernels do not support the sizes.
 BlockSizes block_sizes(const config::ModelConfig& model, const CostInputs& inputs);
 
-// Bytes that autograd stores for a block: norms 4 T D c + 16 T; attention T (5 Q + G) c + 4 T H; router 8 T E
-// and experts 2 A F c, or a dense FFN 4 T F c.
-uint64_t block_activations(const BlockSizes& s);
+// Bytes of a block's activations: norms 4 T D c + 16 T; attention T (5 Q + G) c + 4 T H; router 8 T E and
+// experts 2 A F c, or a dense FFN 4 T F c. Autograd stores all of them, except
+//
+// - with training.recompute: moe, 16 A instead of 2 A F c;
+// - with layer, 2 T D c for norms, attention and a dense FFN as well.
+//
+// The backward pass of a block then computes the rest again, one part at a time.
+struct BlockActivations {
+  uint64_t stored, recomputed;
+};
+// attention_extra: further bytes of this model's norms and attention.
+BlockActivations block_activations(const BlockSizes& s, uint64_t attention_extra);
+
+// FLOPs per token of the products of all blocks that the backward pass computes again. attention_flops: see
+// StepCosts.
+uint64_t recomputed_flops(const BlockSizes& s, uint64_t attention_flops);
 
 // Temporary bytes of a block's backward pass: 3 T max(D, Q) c, and
 //

@@ -25,9 +25,11 @@ ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights&
   ExpertLayerOutput output;
   output.routing = route_tokens(x_TD, weights, layer, routing);
   const at::Tensor& gates_TE = output.routing.gates_TE;
-  output.y_TD = routing.experts
-                    ? routing.experts->forward(layer, x_TD, gates_TE, weights.gate_up_EGD, weights.down_EDF)
-                    : ops::moe_ffn(x_TD, gates_TE, weights.gate_up_EGD, weights.down_EDF, /*capacity=*/0);
+  const bool recompute = routing.recompute != config::Recompute::kNone;
+  output.y_TD = routing.experts ? routing.experts->forward(layer, x_TD, gates_TE, weights.gate_up_EGD,
+                                                           weights.down_EDF, recompute)
+                                : ops::moe_ffn(x_TD, gates_TE, weights.gate_up_EGD, weights.down_EDF,
+                                               /*capacity=*/0, recompute);
   return output;
 }
 

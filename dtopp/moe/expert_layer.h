@@ -30,6 +30,8 @@ struct Routing {
   bool training = false;                     // the router's update will need this pass's statistics
   // Ranks that solve for thresholds together (models/solve_thresholds.h); null: this one alone.
   distributed::Collectives* ranks = nullptr;
+  // The activations that the backward pass computes again.
+  config::Recompute recompute = config::Recompute::kNone;
 };
 
 // Runs the router only: selects experts and computes their gates. `layer` counts routed layers from 0.

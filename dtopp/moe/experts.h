@@ -11,7 +11,7 @@ class ExpertBackend {
   virtual ~ExpertBackend() = default;
   // The arguments and the result of moe_ffn (ops/moe_ffn/moe_ffn.h), with this rank's experts as weights.
   virtual at::Tensor forward(int64_t layer, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                             const at::Tensor& gate_up_proj, const at::Tensor& down_proj) = 0;
+                             const at::Tensor& gate_up_proj, const at::Tensor& down_proj, bool recompute) = 0;
 };
 
 class LocalExperts final : public ExpertBackend {
@@ -20,10 +20,10 @@ class LocalExperts final : public ExpertBackend {
   explicit LocalExperts(const CapacityPredictor& capacities) : capacities_(capacities) {}
 
   at::Tensor forward(int64_t layer, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                     const at::Tensor& gate_up_proj, const at::Tensor& down_proj) override {
+                     const at::Tensor& gate_up_proj, const at::Tensor& down_proj, bool recompute) override {
     const auto& capacity_L = capacities_.capacity_L();
     const int64_t capacity = capacity_L.empty() ? 0 : capacity_L.at(static_cast<size_t>(layer));
-    return ops::moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
+    return ops::moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity, recompute);
   }
 
  private:

@@ -142,7 +142,7 @@ struct FanOut : torch::autograd::Function<FanOut> {
 
 // Computes moe_ffn separately for the rows of each source rank.
 at::Tensor compute_by_rank(const DispatchPlan& plan, const at::Tensor& x_AD, const at::Tensor& gates_AE,
-                           const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
+                           const at::Tensor& gate_up_proj, const at::Tensor& down_proj, bool recompute) {
   const auto times = static_cast<int64_t>(plan.received.size());
   const variable_list gate_up = FanOut::apply(gate_up_proj, times), down = FanOut::apply(down_proj, times);
   const std::vector<at::Tensor> x = x_AD.split_with_sizes(plan.received);
@@ -150,9 +150,9 @@ at::Tensor compute_by_rank(const DispatchPlan& plan, const at::Tensor& x_AD, con
   std::vector<at::Tensor> rows;
   for (size_t rank = 0; rank < x.size(); ++rank) {
     const bool any = plan.received[rank] > 0;
-    rows.push_back(
-        any ? ops::moe_ffn(x[rank], gates[rank], gate_up[rank], down[rank], plan.received_pairs[rank])
-            : x[rank]);
+    rows.push_back(any ? ops::moe_ffn(x[rank], gates[rank], gate_up[rank], down[rank],
+                                      plan.received_pairs[rank], recompute)
+                       : x[rank]);
   }
   return at::cat(rows);
 }
@@ -161,15 +161,16 @@ at::Tensor compute_by_rank(const DispatchPlan& plan, const at::Tensor& x_AD, con
 
 at::Tensor AllToAllTokenDispatcher::forward(int64_t /*layer*/, const at::Tensor& x_TD,
                                             const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                                            const at::Tensor& down_proj) {
+                                            const at::Tensor& down_proj, bool recompute) {
   TORCH_CHECK(gates_TE.size(1) == gate_up_proj.size(0) * ranks_.size(),
               "token dispatcher: ", gates_TE.size(1), " gates per token do not match ", gate_up_proj.size(0),
               " experts on each of ", ranks_.size(), " ranks");
   const DispatchPlanPointer plan = make_dispatch_plan(ranks_, gates_TE);
   const variable_list there = Dispatch::apply(x_TD, gates_TE, plan);
-  const at::Tensor y_AD = reproducible_ ? compute_by_rank(*plan, there[0], there[1], gate_up_proj, down_proj)
-                                        : ops::moe_ffn(there[0], there[1], gate_up_proj, down_proj,
-                                                       c10::sum_integers(plan->received_pairs));
+  const at::Tensor y_AD = reproducible_
+                              ? compute_by_rank(*plan, there[0], there[1], gate_up_proj, down_proj, recompute)
+                              : ops::moe_ffn(there[0], there[1], gate_up_proj, down_proj,
+                                             c10::sum_integers(plan->received_pairs), recompute);
   return Combine::apply(y_AD, plan);
 }
 

@@ -34,9 +34,10 @@ class AllToAllTokenDispatcher final : public ExpertBackend {
 
   // Computes moe_ffn (ops/moe_ffn/moe_ffn.h) of this rank's tokens with all gates of the layer and this
   // rank's expert weights. It is differentiable: weight gradients include the rows of all ranks. T may be 0
-  // for a rank without a micro-batch, which still serves the other ranks' tokens.
+  // for a rank without a micro-batch, which still serves the other ranks' tokens. `recompute` adds no
+  // communication: the received rows are stored.
   at::Tensor forward(int64_t layer, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                     const at::Tensor& gate_up_proj, const at::Tensor& down_proj) override;
+                     const at::Tensor& gate_up_proj, const at::Tensor& down_proj, bool recompute) override;
 
  private:
   distributed::Collectives& ranks_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
 #include "dtopp/distributed/sharding/shard_layout.h"
 #include "dtopp/models/model.h"
@@ -16,7 +15,6 @@ namespace {
 
 constexpr uint64_t kFloat = 4;  // bytes
 constexpr uint64_t kBfloat16 = 2;
-constexpr std::string_view kTaskModel = "task_model";
 constexpr uint64_t kProgram = uint64_t{160} << 20;  // the program and libtorch, measured
 // A CUDA context with its loaded kernels, and the workspaces of cuBLAS and cuBLASLt.
 constexpr uint64_t kCudaProgram = uint64_t{512 + 2 * 32} << 20;
@@ -143,7 +141,7 @@ void add_task_model(const Subject& subject, std::vector<models::MemoryPart>& par
   const uint64_t free_then =
       models::checked_sum({bytes_of(parts, "gradients"), bytes_of(parts, "micro_batch_gradients"),
                            bytes_of(parts, "activations")});
-  if (model > free_then) parts.push_back({std::string(kTaskModel), model - free_then});
+  if (model > free_then) parts.push_back({"task_model", model - free_then});
 }
 
 std::vector<models::MemoryPart> plan_memory(const Subject& subject, config::Precision precision) {
@@ -151,9 +149,9 @@ std::vector<models::MemoryPart> plan_memory(const Subject& subject, config::Prec
   const config::TrainingConfig& training = subject.config.training;
   const bool bf16 = precision == config::Precision::kBf16;
   const bool cuda = subject.device == config::Device::kCuda;
-  const models::StepCosts costs = models::model_costs(
-      subject.config.model,
-      {training.micro_batch_size, subject.active_experts, bf16 ? kBfloat16 : kFloat, cuda});
+  const models::StepCosts costs =
+      models::model_costs(subject.config.model, {training.micro_batch_size, subject.active_experts,
+                                                 bf16 ? kBfloat16 : kFloat, cuda, training.recompute});
   const auto n = static_cast<uint64_t>(subject.dims.world_size);
   const uint64_t masters = (models::checked_product({counts.all, kFloat}) + n - 1) / n;
   // In fp32, a rank computes with its own main parameters, and needs copies only of those that other ranks
@@ -179,6 +177,8 @@ std::vector<models::MemoryPart> plan_memory(const Subject& subject, config::Prec
       cuda ? std::min(arising, costs.activations - costs.first_layer)
            : std::min(models::checked_sum({arising, costs.workspace}),
                       models::checked_round(kReusedShare * static_cast<double>(costs.activations)));
+  // Activations that a layer computes again take the memory that the loss has released.
+  const uint64_t recomputed = costs.recomputed - std::min(costs.recomputed, costs.loss.bytes);
   std::vector<models::MemoryPart> parts = {
       {"parameters", masters},
       {"optimizer_moments", (models::checked_product({counts.slots, kFloat}) + n - 1) / n},
@@ -189,7 +189,7 @@ std::vector<models::MemoryPart> plan_memory(const Subject& subject, config::Prec
       {"activations", costs.activations - reused},
       {"exchange_buffers", exchange_buffers(subject, bf16 ? kBfloat16 : kFloat)},
       costs.loss,
-      {"workspace", costs.workspace},
+      {"workspace", models::checked_sum({costs.workspace, recomputed})},
       {"program", cuda ? kCudaProgram : kProgram}};
   add_task_model(subject, parts);
   return parts;
@@ -228,10 +228,12 @@ Plan make_plan(const config::RunConfig& config, const distributed::ParallelDims&
   const uint64_t active_experts = models::checked_round(static_cast<double>(counts.experts) * share);
   plan.active_parameters = counts.all - counts.experts + active_experts;
   const uint64_t conditioning = counts.conditioning / static_cast<uint64_t>(model.tokens_per_sample);
+  const models::StepCosts costs = models::model_costs(
+      config.model, {training.micro_batch_size, plan.active_experts, kFloat, false, training.recompute});
   plan.flops_per_token = models::checked_sum(
       {models::checked_product({6, models::checked_sum({counts.multiplied, active_experts, conditioning})}),
-       models::model_costs(config.model, {training.micro_batch_size, plan.active_experts, kFloat})
-           .attention_flops});
+       costs.attention_flops});
+  plan.recomputed_flops_per_token = costs.recomputed_flops;
 
   plan.tokens_per_step = models::checked_product(
       {static_cast<uint64_t>(training.global_batch_size), static_cast<uint64_t>(model.tokens_per_sample)});
@@ -252,41 +254,6 @@ Plan make_plan(const config::RunConfig& config, const distributed::ParallelDims&
     if (plan.memory.empty() || other.memory_bytes() > plan.memory_bytes()) plan = other;
   }
   return plan;
-}
-
-std::optional<int64_t> largest_micro_batch(config::RunConfig config, const distributed::ParallelDims& dims,
-                                           config::Device device, uint64_t memory) {
-  const int64_t batch = config.training.global_batch_size;
-  const double room = (1 - kSpareMemory) * static_cast<double>(memory);
-  for (int64_t size = batch / dims.world_size; size > 0; --size) {
-    if (batch % size != 0) continue;
-    config.training.micro_batch_size = size;
-    try {
-      if (static_cast<double>(make_plan(config, dims, device).memory_bytes()) <= room) return size;
-    } catch (const config::InvalidValue&) {  // the size is too large for the kernels
-    }
-  }
-  return std::nullopt;
-}
-
-void require_memory(const Plan& plan, uint64_t available) {
-  const uint64_t needed = plan.memory_bytes();
-  if (needed <= available) return;
-  // Activations and workspace are proportional to the micro-batch size.
-  const uint64_t moving = plan.memory_bytes("activations") + plan.memory_bytes("workspace");
-  const uint64_t fixed = needed - moving;
-  const auto micro = static_cast<uint64_t>(plan.micro_batch_size);
-  const uint64_t fitting = available > fixed && moving > 0 ? (available - fixed) / (moving / micro + 1) : 0;
-  std::string remedy = plan.gradient_sums > 1 ? "set parallel.reproducible to false, or " : "";
-  if (plan.memory_bytes(kTaskModel) > 0) remedy = "set validation.tasks to [], or " + remedy;
-  remedy += fitting > 0
-                ? "lower training.micro_batch_size from " + std::to_string(micro) + " to " +
-                      std::to_string(fitting) + " or less"
-                : "make the model smaller (model.num_layers, hidden_size, num_experts) or use a machine "
-                  "with more memory";
-  throw ResourceError("this run needs about " + format_bytes(static_cast<double>(needed)) +
-                      " of memory and " + format_bytes(static_cast<double>(available)) + " are available; " +
-                      remedy + " (`dtopp plan` shows the parts)");
 }
 
 }  // namespace dtopp::plan

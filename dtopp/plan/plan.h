@@ -26,6 +26,7 @@ struct Plan {
   // divided by its tokens. Attention adds per layer 6 D S at sequence length S if it is causal (each token
   // attends to S / 2 others on average), else 12 D S.
   uint64_t flops_per_token = 0;
+  uint64_t recomputed_flops_per_token = 0;  // further ones, because of training.recompute
 
   uint64_t tokens_per_step = 0;  // per global batch
   int64_t micro_batch_size = 0;
@@ -53,7 +54,8 @@ struct Plan {
   //   rows_per_token, r T (L (D c + 4 E / k) + 2 D c): rows of other ranks with their gates, kept for the
   //   backward pass, and the rows of one layer in transit;
   // - cross_entropy or images: what the loss needs (StepCosts::loss);
-  // - workspace: temporary tensors of one layer's backward pass (StepCosts::workspace);
+  // - workspace: temporary tensors of one layer's backward pass (StepCosts::workspace), and what it computes
+  //   again (StepCosts::recomputed) beyond the memory that the loss has released;
   // - program: the program and its libraries;
   // - task_model: 4 P minus gradients and activations, if validation.tasks need more than a step.
   std::vector<models::MemoryPart> memory;
@@ -79,7 +81,9 @@ inline constexpr double kSpareMemory = 0.05;
 std::optional<int64_t> largest_micro_batch(config::RunConfig config, const distributed::ParallelDims& dims,
                                            config::Device device, uint64_t memory);
 
-// Throws a ResourceError that names a remedy if the plan needs more memory than `available`.
-void require_memory(const Plan& plan, uint64_t available);
+// Throws a ResourceError that names a remedy if the plan of this run on `device` needs more memory than
+// `available`.
+void require_memory(const config::RunConfig& config, const Plan& plan, config::Device device,
+                    uint64_t available);
 
 }  // namespace dtopp::plan

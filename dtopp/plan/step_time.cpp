@@ -28,13 +28,19 @@ StepTime plan_step_time(const Plan& plan, const device::DeviceRates& rates) {
   const auto ranks = static_cast<double>(plan.dims.world_size);
   const auto micro_steps = static_cast<double>(sent.micro_steps);
   const double peak = plan.precision == config::Precision::kBf16 ? rates.bf16_flops : rates.fp32_flops;
-  const double mean_flops =
-      static_cast<double>(plan.flops_per_token) * static_cast<double>(plan.tokens_per_step) / ranks;
+  // FLOPs of the mean rank.
+  const auto flops = [&](uint64_t per_token) {
+    return static_cast<double>(per_token) * static_cast<double>(plan.tokens_per_step) / ranks;
+  };
+  const auto compute = [&](double count) {
+    return count * sent.busiest_share / (peak * device::AssumedShares::kCompute);
+  };
 
   StepTime time;
-  time.compute = mean_flops * sent.busiest_share / (peak * device::AssumedShares::kCompute);
+  const double model_flops = flops(plan.flops_per_token), forward = compute(model_flops * kForwardShare);
+  time.compute = compute(model_flops + flops(plan.recomputed_flops_per_token));
   time.rows = seconds_on_links(sent.dispatch + sent.combine, rates) * sent.busiest_share;
-  const double forward = time.compute * kForwardShare, backward = time.compute - forward;
+  const double backward = time.compute - forward;
   // The EP group reduces gradients in every micro-step; all other reductions happen in the last one.
   time.gradients =
       exposed(seconds_on_links(sent.ep_gradients, rates), backward, sent.bucket_share) +
@@ -43,7 +49,7 @@ StepTime plan_step_time(const Plan& plan, const device::DeviceRates& rates) {
       exposed(seconds_on_links(sent.parameters, rates), forward / micro_steps, sent.bucket_share);
   time.update = static_cast<double>(plan.parameters) / ranks * kUpdateBytes /
                 (rates.memory * device::AssumedShares::kMemory);
-  time.mfu = mean_flops / (peak * time.seconds());
+  time.mfu = model_flops / (peak * time.seconds());
   return time;
 }
 

@@ -9,7 +9,7 @@ namespace dtopp::plan {
 
 // Seconds of the busiest rank.
 struct StepTime {
-  double compute = 0;  // FLOPs of its tokens / FLOP/s; a third forward, two thirds backward
+  double compute = 0;  // FLOPs of its tokens / FLOP/s; a third of the model's FLOPs are forward
   double rows = 0;     // rows to other ranks' experts and back; nothing hides them
   // Gradient communication that the backward pass of the last micro-step does not hide (within the EP group:
   // of all micro-steps): the seconds beyond 90 % of the pass, at least those of the last bucket.

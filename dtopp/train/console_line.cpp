@@ -74,9 +74,13 @@ std::string skipped_line(const StepResult& result) {
 
 std::string out_of_memory_line(const config::RunConfig& config, std::optional<int64_t> planned) {
   const int64_t size = config.training.micro_batch_size;
-  if (size == 1) return "out of memory with training.micro_batch_size=1: make the model smaller";
-  return "out of memory with training.micro_batch_size=" + std::to_string(size) + ": lower it to " +
-         std::to_string(planned && *planned < size ? *planned : size / 2);
+  const bool recomputes = config.training.recompute == config::Recompute::kLayer;
+  const std::string smaller = size == 1
+                                  ? "make the model smaller"
+                                  : "lower training.micro_batch_size to " +
+                                        std::to_string(planned && *planned < size ? *planned : size / 2);
+  return "out of memory with training.micro_batch_size=" + std::to_string(size) + ": " +
+         (recomputes ? "" : "set training.recompute to layer, or ") + smaller;
 }
 
 std::string given_up_line(const config::RunConfig& config, const StepResult& result,

@@ -96,7 +96,8 @@ at::Tensor Trainer::overflows(const StepSums& sums) {
 
 bool Trainer::step(const StopToken& stop) {
   const double begin = steady_seconds();
-  const moe::Routing routing = {router_, dispatcher_ ? dispatcher_ : local_experts_, /*training=*/true};
+  const moe::Routing routing = {router_, dispatcher_ ? dispatcher_ : local_experts_, /*training=*/true,
+                                /*ranks=*/nullptr, config_.training.recompute};
   const StepSums sums = accumulate_gradients(routing, stop);
   if (is_abandoned(sums, groups_.size())) return false;
   const at::Tensor scale_L = scales();

@@ -71,7 +71,8 @@ void Trainer::forward_empty() const {
       x_TD = at::empty({0, config_.model.hidden_size}, options).requires_grad_();
       gates_TE = at::empty({0, config_.model.num_experts}, options.dtype(at::kFloat)).requires_grad_();
     }
-    x_TD = dispatcher_->forward(layer++, x_TD, gates_TE, gate_up, weight);
+    x_TD = dispatcher_->forward(layer++, x_TD, gates_TE, gate_up, weight,
+                                config_.training.recompute != config::Recompute::kNone);
   }
   if (x_TD.defined() && at::GradMode::is_enabled()) x_TD.sum().backward();
 }

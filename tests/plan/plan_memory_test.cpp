@@ -10,6 +10,10 @@
 namespace dtopp::plan {
 namespace {
 
+std::string lack_of_memory(const config::RunConfig& config, const Plan& plan, uint64_t available) {
+  return error_of<ResourceError>([&] { require_memory(config, plan, config::Device::kCpu, available); });
+}
+
 TEST(LargestMicroBatch, is_the_largest_divisor_that_leaves_a_twentieth_free) {
   const config::RunConfig config = tiny();  // a global batch of 12
   const auto bytes_with = [&](int64_t size) {
@@ -136,7 +140,7 @@ TEST(Plan, tasks_want_the_whole_model_on_a_rank_that_holds_a_part_of_it) {
   EXPECT_EQ(plan.memory_bytes("task_model"), 4 * plan.parameters - plan.memory_bytes("gradients") -
                                                  plan.memory_bytes("micro_batch_gradients") -
                                                  plan.memory_bytes("activations"));
-  EXPECT_THAT(error_of<ResourceError>([&] { require_memory(plan, plan.memory_bytes() - 1); }),
+  EXPECT_THAT(lack_of_memory(config, plan, plan.memory_bytes() - 1),
               ::testing::HasSubstr("set validation.tasks to [], or "));
   for (const distributed::ParallelDims& other :
        {distributed::ParallelDims{.world_size = 4}, distributed::ParallelDims{}})  // gradients need as much
@@ -145,35 +149,90 @@ TEST(Plan, tasks_want_the_whole_model_on_a_rank_that_holds_a_part_of_it) {
   EXPECT_EQ(make_plan(config, dims).memory_bytes("task_model"), 0U);
 }
 
+TEST(Plan, memory_with_recomputation_by_hand) {
+  config::RunConfig config = tiny();
+  config.model.sequence_length = 4096;  // activations far above what takes over their memory
+  const Plan all = make_plan(config);
+  config.training.recompute = config::Recompute::kMoe;
+  const Plan moe = make_plan(config);
+  config.training.recompute = config::Recompute::kLayer;
+  const Plan layer = make_plan(config);
+  const uint64_t T = 3 * 4096, stream = T * 8 * 4, experts = 3 * T * 2 * 5 * 4, pairs = 3 * T * 16;
+  const uint64_t attention = 4 * stream + T * 16 + 6 * stream + T * 2 * 4;
+  const uint64_t workspace = all.memory_bytes("workspace"), released = all.memory_bytes("cross_entropy");
+  EXPECT_EQ(moe.memory_bytes("workspace"), workspace + experts - released);
+  EXPECT_EQ(layer.memory_bytes("workspace"), workspace + attention - stream - released);
+  EXPECT_EQ(all.memory_bytes("activations") - moe.memory_bytes("activations"), 2 * (experts - pairs));
+  for (const char* part : {"parameters", "gradients", "cross_entropy", "exchange_buffers"}) {
+    EXPECT_EQ(all.memory_bytes(part), moe.memory_bytes(part)) << part;
+    EXPECT_EQ(all.memory_bytes(part), layer.memory_bytes(part)) << part;
+  }
+  EXPECT_LT(layer.memory_bytes(), moe.memory_bytes());
+  EXPECT_LT(moe.memory_bytes(), all.memory_bytes());
+}
+
+TEST(Plan, counts_the_products_that_are_computed_again) {
+  config::RunConfig config = tiny();
+  const Plan all = make_plan(config);
+  EXPECT_EQ(all.recomputed_flops_per_token, 0U);
+  config.training.recompute = config::Recompute::kMoe;
+  const Plan moe = make_plan(config);
+  EXPECT_EQ(moe.recomputed_flops_per_token, 2U * 2 * 3 * 10 * 8);  // layers, FLOPs, experts, gate and up
+  EXPECT_EQ(moe.flops_per_token, all.flops_per_token);
+  config.training.recompute = config::Recompute::kLayer;
+  // Four projections, and scores and their product with the values: 2 S Q each, half of it behind the token.
+  EXPECT_EQ(make_plan(config).recomputed_flops_per_token,
+            moe.recomputed_flops_per_token + 2U * (2 * 4 * 8 * 8 + 2 * 4 * 8));
+  config.model.num_experts = 1;
+  EXPECT_EQ(make_plan(config).recomputed_flops_per_token, 2U * (2 * 4 * 8 * 8 + 2 * 4 * 8 + 2 * 3 * 5 * 8));
+}
+
+TEST(RequireMemory, names_recomputation_before_a_smaller_micro_batch) {
+  config::RunConfig config = tiny();
+  config.parallel.reproducible = false;
+  config.model.sequence_length = 4096;
+  config.training.micro_batch_size = config.training.global_batch_size;
+  const Plan plan = make_plan(config);
+  const auto with = [&](config::Recompute recompute) {
+    config::RunConfig other = config;
+    other.training.recompute = recompute;
+    return make_plan(other).memory_bytes();
+  };
+  EXPECT_THAT(
+      lack_of_memory(config, plan, with(config::Recompute::kMoe)),
+      ::testing::HasSubstr("set training.recompute to moe, or lower training.micro_batch_size from 12"));
+  EXPECT_THAT(
+      lack_of_memory(config, plan, with(config::Recompute::kLayer)),
+      ::testing::HasSubstr("set training.recompute to layer, or lower training.micro_batch_size from 12"));
+  EXPECT_THAT(
+      lack_of_memory(config, plan, with(config::Recompute::kLayer) - 1),
+      ::testing::HasSubstr("set training.recompute to layer and lower training.micro_batch_size from 12"));
+  EXPECT_THAT(lack_of_memory(config, plan, 1000), ::testing::HasSubstr("; make the model smaller"));
+}
+
 TEST(RequireMemory, names_a_micro_batch_that_fits_or_a_smaller_model) {
   config::RunConfig config = tiny();
   config.parallel.reproducible = false;
-  const uint64_t needed = make_plan(config).memory_bytes();
-  EXPECT_NO_THROW(require_memory(make_plan(config), needed));
+  config.training.recompute = config::Recompute::kLayer;
+  const Plan plan = make_plan(config);
+  const uint64_t needed = plan.memory_bytes();
+  EXPECT_NO_THROW(require_memory(config, plan, config::Device::kCpu, needed));
+  EXPECT_THAT(lack_of_memory(config, plan, needed - 1),
+              ::testing::HasSubstr("; lower training.micro_batch_size from 3 to 2 or less"));
   try {
-    require_memory(make_plan(config), needed - 1);
+    require_memory(config, plan, config::Device::kCpu, 1000);
     FAIL() << "no error";
   } catch (const ResourceError& error) {
     EXPECT_EQ(error.status(), ExitStatus::kResource);
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("lower training.micro_batch_size from 3 to 2 or less"));
-  }
-  config.training.micro_batch_size = 2;
-  EXPECT_NO_THROW(require_memory(make_plan(config), needed - 1));
-  try {
-    require_memory(make_plan(config), 1000);
-    FAIL() << "no error";
-  } catch (const ResourceError& error) {
     EXPECT_THAT(error.what(), ::testing::HasSubstr("1.0 kB are available; make the model smaller"));
   }
+  config.training.micro_batch_size = 2;
+  EXPECT_NO_THROW(require_memory(config, make_plan(config), config::Device::kCpu, needed - 1));
 }
 
 TEST(RequireMemory, names_the_sums_that_need_not_be) {
-  try {
-    require_memory(make_plan(tiny()), 1000);
-    FAIL() << "no error";
-  } catch (const ResourceError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("set parallel.reproducible to false"));
-  }
+  EXPECT_THAT(lack_of_memory(tiny(), make_plan(tiny()), 1000),
+              ::testing::HasSubstr("set parallel.reproducible to false"));
 }
 
 }  // namespace

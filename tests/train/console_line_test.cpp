@@ -87,9 +87,14 @@ TEST(ConsoleLine, names_the_micro_batch_to_use_when_memory_ends) {
     config.training.micro_batch_size = size;
     return out_of_memory_line(config, planned);
   };
-  EXPECT_EQ(line(8, 3), "out of memory with training.micro_batch_size=8: lower it to 3");
+  EXPECT_EQ(line(8, 3),
+            "out of memory with training.micro_batch_size=8: set training.recompute to layer, or lower "
+            "training.micro_batch_size to 3");
   EXPECT_EQ(line(8, 8), line(8, 4));  // the plan was too low, so half of the size
   EXPECT_EQ(line(8, std::nullopt), line(8, 4));
+  config.training.recompute = config::Recompute::kLayer;
+  EXPECT_EQ(line(8, 3),
+            "out of memory with training.micro_batch_size=8: lower training.micro_batch_size to 3");
   EXPECT_EQ(line(1, 1), "out of memory with training.micro_batch_size=1: make the model smaller");
 }
 

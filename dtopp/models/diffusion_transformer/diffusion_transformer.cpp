@@ -7,6 +7,7 @@
 #include "dtopp/models/diffusion_transformer/image_batches.h"
 #include "dtopp/models/diffusion_transformer/objective.h"
 #include "dtopp/models/diffusion_transformer/positions.h"
+#include "dtopp/models/layers/recompute.h"
 #include "dtopp/ops/gemm/linear.h"
 
 namespace dtopp::models {
@@ -112,14 +113,19 @@ Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, 
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     const DiffusionBlock block = model.block(layer);
     const auto m = parts(shared_B6D, block.modulation_6D);
-    const at::Tensor modulated_TD = modulated_norm(x_BSD, m[0], m[1]).reshape({B * S, D});
-    const at::Tensor attended_TD =
-        attention(modulated_TD, block.attention, config, rotary, FullMask{S}, static_cast<size_t>(layer));
-    x_BSD = at::addcmul(x_BSD, m[2], attended_TD.view({B, S, D}));
-    const at::Tensor normed_TD = modulated_norm(x_BSD, m[3], m[4]).view({B * S, D});
-    const at::Tensor mixed_TD =
-        feed_forward(normed_TD, block.mlp, static_cast<size_t>(layer), inputs, prediction.routing);
-    x_BSD = at::addcmul(x_BSD, m[5], mixed_TD.view({B, S, D}));
+    // Returns x after attention, and the input of the feed-forward layer.
+    const auto attend = [=](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
+      const at::Tensor modulated_TD = modulated_norm(in[0], in[1], in[2]).reshape({B * S, D});
+      const at::Tensor mixed_TD =
+          attention(modulated_TD, block.attention, config, rotary, FullMask{S}, static_cast<size_t>(layer));
+      const at::Tensor attended_BSD = at::addcmul(in[0], in[3], mixed_TD.view({B, S, D}));
+      return {attended_BSD, modulated_norm(attended_BSD, in[4], in[5])};
+    };
+    const std::vector<at::Tensor> attended = run_part(inputs.recompute == config::Recompute::kLayer, attend,
+                                                      {x_BSD, m[0], m[1], m[2], m[3], m[4]});
+    const at::Tensor mixed_TD = feed_forward(attended[1].view({B * S, D}), block.mlp,
+                                             static_cast<size_t>(layer), inputs, prediction.routing);
+    x_BSD = at::addcmul(attended[0], m[5], mixed_TD.view({B, S, D}));
   }
   const at::Tensor shared_B2D = affine(model, "final.modulation", c_BD).view({B, 2, D});
   const auto m = parts(shared_B2D, model.parameter("final.table"));

@@ -48,11 +48,14 @@ StepCosts language_model_costs(const config::ModelConfig& model, const CostInput
   // A tied embedding has a second gradient, from its look-up.
   const uint64_t look_up = model.tie_embeddings ? checked_product({V, s.D, s.width}) : 0;
   StepCosts costs;
-  costs.first_layer = checked_sum({block_activations(s), 2 * kept_by_norm(s, model)});
+  const BlockActivations block = block_activations(s, 2 * kept_by_norm(s, model));
+  costs.first_layer = block.stored;
+  costs.recomputed = block.recomputed;
   costs.activations = checked_sum({checked_product({s.L, costs.first_layer}), ends, window_bias(s, model)});
   costs.loss = {"cross_entropy", cross_entropy(s, V)};
   costs.workspace = checked_sum({block_workspace(s), look_up});
   costs.attention_flops = checked_product({6, s.L, s.queries, static_cast<uint64_t>(model.sequence_length)});
+  costs.recomputed_flops = recomputed_flops(s, costs.attention_flops);
   return costs;
 }
 

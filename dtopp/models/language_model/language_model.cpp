@@ -6,6 +6,7 @@
 
 #include "dtopp/models/batch.h"
 #include "dtopp/models/language_model/documents.h"
+#include "dtopp/models/layers/recompute.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 
@@ -33,14 +34,20 @@ HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_
                            const AttentionMask& mask) {
   const config::ModelConfig& config = model.config;
   const RotaryTable rotary = rotary_table(positions_T, config);
+  const bool recompute = inputs.recompute == config::Recompute::kLayer;
   HiddenStates states;
   at::Tensor x_TD = at::embedding(model.embed_VD(), tokens_T);
   for (size_t layer = 0; layer < static_cast<size_t>(config.num_layers); ++layer) {
     const LanguageModelBlock block = model.block(static_cast<int64_t>(layer));
-    x_TD = x_TD +
-           attention(norm(x_TD, block.input_norm_D, config), block.attention, config, rotary, mask, layer);
-    const at::Tensor normed_TD = norm(x_TD, block.post_attention_norm_D, config);
-    x_TD = x_TD + feed_forward(normed_TD, block.mlp, layer, inputs, states.routing);
+    // Returns x after attention, and the input of the feed-forward layer.
+    const auto attend = [=](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
+      const at::Tensor normed_TD = norm(in[0], block.input_norm_D, config);
+      const at::Tensor attended_TD =
+          in[0] + attention(normed_TD, block.attention, config, rotary, mask, layer);
+      return {attended_TD, norm(attended_TD, block.post_attention_norm_D, config)};
+    };
+    const std::vector<at::Tensor> attended = run_part(recompute, attend, {x_TD});
+    x_TD = attended[0] + feed_forward(attended[1], block.mlp, layer, inputs, states.routing);
   }
   states.x_TD = norm(x_TD, model.norm_D(), config);
   return states;

@@ -1,5 +1,6 @@
 #include "dtopp/models/layers/feed_forward.h"
 
+#include "dtopp/models/layers/recompute.h"
 #include "dtopp/ops/gemm/linear.h"
 
 namespace dtopp::models {
@@ -24,8 +25,11 @@ FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
 at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, size_t layer,
                         const moe::Routing& routing, std::vector<ops::RouteOutput>& routed) {
   if (weights.dense_down_DF.defined()) {
-    const auto gate_up = ops::linear(x_TD, weights.dense_gate_up_GD).chunk(2, -1);
-    return ops::linear(at::silu(gate_up[0]) * gate_up[1], weights.dense_down_DF);
+    const auto dense = [weights](const std::vector<at::Tensor>& x) -> std::vector<at::Tensor> {
+      const auto gate_up = ops::linear(x[0], weights.dense_gate_up_GD).chunk(2, -1);
+      return {ops::linear(at::silu(gate_up[0]) * gate_up[1], weights.dense_down_DF)};
+    };
+    return run_part(routing.recompute == config::Recompute::kLayer, dense, {x_TD})[0];
   }
   moe::ExpertLayerOutput output =
       moe::expert_layer(x_TD, weights.experts, static_cast<int64_t>(layer), routing);

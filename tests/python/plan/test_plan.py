@@ -100,3 +100,22 @@ def test_memory_is_what_training_images_takes(overrides, tmp_path):
     assert done.returncode == 0, done.stderr
     last = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
     assert last["memory/peak_bytes"] == pytest.approx(plan(*arguments)["memory_bytes"]["total"], rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_recomputation_takes_the_memory_that_is_planned(precision, tmp_path):
+    config = tiny_run.make(tmp_path)
+    peaks = {}
+    for recompute in ("none", "moe", "layer"):
+        run = tmp_path / recompute
+        arguments = [config, f"training.recompute={recompute}", f"training.precision={precision}", "training.steps=2",
+                     "training.threads=2", "training.global_batch_size=16", "training.micro_batch_size=16",
+                     "optimizer.warmup_steps=0", "model.hidden_size=128", "model.num_layers=8", "model.ffn_hidden_size=64",
+                     "model.num_experts=16", "routing.experts=4", "model.sequence_length=256", "validation.every=0",
+                     "checkpoint.every=0", f"output={run}"]
+        done = tiny_run.dtopp("train", *arguments)
+        assert done.returncode == 0, done.stderr
+        peaks[recompute] = tiny_run.metrics(run)[-1]["memory/peak_bytes"]
+        assert peaks[recompute] == pytest.approx(plan(*arguments)["memory_bytes"]["total"], rel=0.1), recompute
+    assert peaks["layer"] < peaks["moe"] < peaks["none"]
