@@ -152,6 +152,7 @@ TEST(Plan, tasks_want_the_whole_model_on_a_rank_that_holds_a_part_of_it) {
 TEST(Plan, memory_with_recomputation_by_hand) {
   config::RunConfig config = tiny();
   config.model.sequence_length = 4096;  // activations far above what takes over their memory
+  config.model.vocab_size = 5;          // a loss with less memory than what is computed again
   const Plan all = make_plan(config);
   config.training.recompute = config::Recompute::kMoe;
   const Plan moe = make_plan(config);
