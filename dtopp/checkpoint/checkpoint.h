@@ -45,8 +45,7 @@ inline constexpr uint64_t kShardBytes = uint64_t{4} << 30;
 //
 // It first removes the leftovers of interrupted writes. If a checkpoint of this step exists, verifies and
 // holds the same TrainingState and router, it stays; otherwise the new one replaces it. Parameters are not
-// compared. Afterwards it removes the checkpoints that are older than the newest `keep` complete ones up to
-// this step (0: removes none). A checkpoint is complete if its manifest and file sizes match.
+// compared. Afterwards it calls remove_old. A checkpoint is complete if its manifest and file sizes match.
 //
 // Each of {model,optimizer,ema}.safetensors that would exceed `shard_bytes` is split into
 // model-0000i-of-0000n.safetensors and model.safetensors.index.json.
@@ -55,6 +54,10 @@ inline constexpr uint64_t kShardBytes = uint64_t{4} << 30;
 std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints,
                                       const CheckpointContents& contents, int64_t keep,
                                       uint64_t shard_bytes = kShardBytes);
+
+// Removes the checkpoints that are older than the newest `keep` complete ones up to `step` (0: removes none).
+// Checkpoints of later steps stay: they are damaged, and the run passed over them when it resumed.
+void remove_old(const std::filesystem::path& checkpoints, int64_t step, int64_t keep);
 
 // Saves one checkpoint from several ranks. The tensors have the same names and sizes on all ranks. Rank 0
 // stores its own state, texts and router. The ranks that can access rank 0's directory share the tensor files

@@ -99,7 +99,8 @@ bool holds_only_a_checkpoint(const fs::path& path) {
   }
 }
 
-// Checkpoints of later steps than `step` stay: they are damaged, and the run skipped them when it resumed.
+}  // namespace
+
 void remove_old(const fs::path& checkpoints, int64_t step, int64_t keep) {
   if (keep <= 0) return;
   int64_t complete = 0;
@@ -112,8 +113,6 @@ void remove_old(const fs::path& checkpoints, int64_t step, int64_t keep) {
       remove_durably(path);
   }
 }
-
-}  // namespace
 
 void write_checkpoint(const fs::path& directory, const CheckpointContents& contents, uint64_t shard_bytes) {
   OneProcess alone;

@@ -161,6 +161,15 @@ void RunDirectory::keep(int64_t saved_step) {
   record_saved(saved_step);
 }
 
+void RunDirectory::finish_save(int64_t step) {
+  const auto record = run_record(path_);
+  if (record && record->integer("saved_step") == step) return;
+  const fs::path checkpoints = checkpoints_of(path_);
+  remove_leftovers(checkpoints);
+  checkpoint::remove_old(checkpoints, step, config_.checkpoint.keep);
+  keep(step);
+}
+
 void RunDirectory::record_saved(int64_t step) const {
   const std::string about = format("{\"restarts\": %lld, \"saved_step\": %lld}",
                                    static_cast<long long>(restarts_), static_cast<long long>(step));

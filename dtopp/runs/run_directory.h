@@ -73,6 +73,9 @@ class RunDirectory {
   // checkpoint; 0: none. run.json also counts how often the run has started again. Call it after create(),
   // on rank 0 only, like record_saved().
   void keep(int64_t saved_step = 0);
+  // Does what the save of the last step still has to do after its checkpoint is complete, if a crash came
+  // before it. Other saves need no such call, because the next one cleans up.
+  void finish_save(int64_t step);
   // Records in run.json that the checkpoint of this step is complete.
   void record_saved(int64_t step) const;
 

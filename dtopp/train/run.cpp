@@ -42,6 +42,7 @@ RunSummary Run::train() {
   unsaved_ = !own;
   if (own) last_checkpoint_ = *own;
   RunSummary summary{config_.output, {}, 0, 0, complete()};
+  if (summary.already_complete && cluster_.is_main_rank()) directory_.finish_save(trainer_.state().step);
   if (!summary.already_complete && cluster_.is_main_rank()) open_outputs(own.has_value());
   if (!summary.already_complete) evaluate(/*resumed=*/true);
   while (!finished()) {

@@ -183,6 +183,26 @@ TEST(RunDirectory, counts_the_restarts_of_its_run) {
   }
 }
 
+TEST(RunDirectory, finishes_the_last_save_of_a_run_once) {
+  ScratchDirectory scratch;
+  config::RunConfig config = config::sized_config();
+  config.output = (scratch / "run").string();
+  config.checkpoint.keep = 1;
+  const fs::path checkpoints = scratch / "run/checkpoints";
+  RunDirectory directory(config, /*is_main_rank=*/true);
+  directory.create();
+  directory.keep();
+  directory.record_saved(10);
+  for (const int64_t step : {10, 20}) save(checkpoints, step);
+  fs::create_directory(checkpoints / ".tmp-step-00000005.0123456789abcdef");
+  directory.finish_save(20);
+  EXPECT_THAT(names_in(checkpoints), ElementsAre("step-00000020"));
+  EXPECT_THAT(read_file(scratch / "run/run.json"), HasSubstr("\"saved_step\": 20"));
+  save(checkpoints, 10);
+  directory.finish_save(20);  // run.json records it
+  EXPECT_THAT(names_in(checkpoints), ElementsAre("step-00000010", "step-00000020"));
+}
+
 TEST(RunDirectory, lets_data_move_once_checkpoints_record_their_content) {
   ScratchDirectory scratch;
   config::RunConfig config = config::sized_config();

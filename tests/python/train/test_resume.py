@@ -108,6 +108,20 @@ def test_a_complete_run_started_again_changes_nothing(reference):
     assert before == (final_state(directory / "run"), (directory / "run/metrics.jsonl").read_bytes())
 
 
+@pytest.mark.skipif(not SHIM.exists(), reason=f"{SHIM} is not built: make test")
+def test_a_run_killed_after_its_last_checkpoint_is_finished(tmp_path):
+    """It dies before the third rename to run.json. The file is closed after each rename."""
+    config, run = tiny_run.make(tmp_path), tmp_path / "run"
+    overrides = ["checkpoint.every=6", "checkpoint.keep=1"]
+    environment = {"LD_PRELOAD": str(SHIM), "FAULT_ROOT": str(run / "run.json"), "FAULT_MODE": "kill", "FAULT_AT": "5",
+                   "FAULT_FIRED": str(tmp_path / "fired")}
+    done = tiny_run.dtopp("train", config, *overrides, env=os.environ | environment)
+    assert done.returncode == -signal.SIGKILL and len(list(run.glob(".tmp-run.json.*"))) == 1
+    assert (run / "checkpoints/step-00000012").is_dir()
+    assert tiny_run.dtopp("train", config, *overrides).returncode == 0
+    assert not list(run.glob(".tmp-*")) and '"saved_step": 12' in (run / "run.json").read_text()
+
+
 def test_another_configuration_in_the_directory_is_refused_by_key(reference):
     directory, _, overrides = reference
     before = (directory / "run/config.yaml").read_bytes()
