@@ -29,6 +29,12 @@ std::optional<JsonFields> read_fields(const fs::path& directory) {
   return JsonFields(read_file(path, kMaxRecordBytes), path.string());
 }
 
+// The checksum in a record, which becomes part of a folder's name; empty if the record holds other text.
+std::string hash_in(const JsonFields& record) {
+  std::string hash = record.text("config_hash");
+  return hash.find_first_not_of("0123456789abcdef") == hash.npos ? hash : "";
+}
+
 struct Content {
   bool is_same = false;      // the folder holds the requested run
   std::string hash{};        // checksum of the other run
@@ -38,7 +44,7 @@ struct Content {
 // A run stores its whole configuration at its first step, and that is compared key by key. Before the
 // first step only the checksum in the record is available.
 Content content_of(const StudyRun& run, const std::optional<JsonFields>& record) {
-  const std::string recorded = record ? record->text("config_hash") : "";
+  const std::string recorded = record ? hash_in(*record) : "";
   std::optional<config::RunConfig> there;
   try {
     there = runs::config_of(run.directory);

@@ -178,6 +178,16 @@ TEST_F(RunningStudy, moves_a_run_of_another_configuration_aside_and_takes_it_bac
   EXPECT_THAT(said_, SizeIs(3));  // one run moved, one moved back
 }
 
+TEST_F(RunningStudy, moves_a_run_with_damaged_files_to_a_folder_of_the_study) {
+  make(kHead, "exit 0");
+  run();
+  write_file_atomically(runs_[0].directory / "config.yaml", "no: [yaml");
+  write_file_atomically(runs_[0].directory / "study-run.json",
+                        R"({"config_hash": "/../../x", "status": "done", "seconds": 1})");
+  run();
+  EXPECT_EQ(path_kind(directory_ / "out/earlier/base-seed7-unknown"), PathKind::kDirectory);
+}
+
 TEST_F(RunningStudy, runs_commands_once_after_each_run) {
   const std::string first =
       kHead + "seeds: [1, 2]\nafter:\n  first: dtopp measure {run}/config.yaml {result}\n";
