@@ -91,7 +91,7 @@ def unpack(target, folder):
 
 
 def fuzz(target, seconds):
-    """Runs one target. Returns its executions, seconds, edges and the paths of its findings."""
+    """Runs one target. Returns its executions, processor seconds, edges and the paths of its findings."""
     FINDINGS.mkdir(parents=True, exist_ok=True)
     corpus = unpack(target, WORK / target)
     dictionary = FUZZ / "dictionaries" / f"{target}.dict"
@@ -99,15 +99,19 @@ def fuzz(target, seconds):
                f"-artifact_prefix={FINDINGS}/{target}-", corpus, seeds_of(target)]
     if dictionary.exists():
         command.append(f"-dict={dictionary}")
-    before, begin = set(FINDINGS.glob(f"{target}-*")), time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    (WORK / f"{target}.log").write_text(done.stderr)
-    executed = re.findall(r"stat::number_of_executed_units: (\d+)", done.stderr)
-    edges = re.findall(r" cov: (\d+)", done.stderr)
+    before, log = set(FINDINGS.glob(f"{target}-*")), WORK / f"{target}.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    text = log.read_text(errors="replace")
+    executed = re.findall(r"stat::number_of_executed_units: (\d+)", text)
+    edges = re.findall(r" cov: (\d+)", text)
     findings = sorted(set(FINDINGS.glob(f"{target}-*")) - before)
-    if done.returncode != 0 and not findings:
-        findings = [WORK / f"{target}.log"]
-    return (int(executed[-1]) if executed else 0, time.monotonic() - begin, int(edges[-1]) if edges else 0, findings)
+    if process.returncode != 0 and not findings:
+        findings = [log]
+    seconds = usage.ru_utime + usage.ru_stime
+    return int(executed[-1]) if executed else 0, seconds, int(edges[-1]) if edges else 0, findings
 
 
 def run(targets, seconds, record):
@@ -196,7 +200,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--build", type=pathlib.Path, default=BUILD)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     targets = arguments.names or TARGETS
     if arguments.command in ("run", "merge") and not set(targets) <= set(TARGETS):
         parser.error("the targets are " + ", ".join(TARGETS))

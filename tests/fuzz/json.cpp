@@ -13,6 +13,8 @@ static void read_members(const JsonFields& fields, int depth) {
     fuzz::require(fields.has(key), "a listed key exists");
     fuzz::accepts([&] { fuzz::require(fields.integer(key, -5, 5) <= 5, "an integer is in its range"); });
     fuzz::accepts([&] { fields.count(key); });
+    fuzz::accepts([&] { fields.integer(key); });
+    fuzz::accepts([&] { fields.is_array(key); });
     fuzz::accepts([&] { fields.text(key); });
     fuzz::accepts([&] { fields.texts(key); });
     fuzz::accepts([&] { fuzz::require(!fields.numbers(key).empty(), "there is at least one number"); });

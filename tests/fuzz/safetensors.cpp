@@ -1,5 +1,7 @@
 // The header of a safetensors file. Tensors lie inside the file, one after another; a file with a written
 // header is read back with the same tensors.
+#include <algorithm>
+
 #include "dtopp/base/safetensors/safetensors_file.h"
 #include "dtopp/base/safetensors/safetensors_writer.h"
 #include "tests/fuzz/fuzz.h"
@@ -8,6 +10,24 @@ using namespace dtopp;
 
 static bool equal(const TensorPlace& a, const TensorPlace& b) {
   return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape && a.size == b.size;
+}
+
+// The mapped file and the one that is read on demand hold the same tensors.
+static void require_same_file(const std::vector<TensorPlace>& places, std::span<const std::byte> bytes) {
+  const auto path = fuzz::write_scratch("file", {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  const SafetensorsFile mapped(path);
+  const SafetensorsReader reader(path);
+  fuzz::require(mapped.tensors().size() == places.size(), "the mapped file has all tensors");
+  for (const TensorPlace& place : places) {
+    const TensorView* view = mapped.find(place.name);
+    fuzz::require(view && std::ranges::equal(view->bytes, bytes.subspan(place.begin, place.size)),
+                  "the map has its bytes");
+    const TensorPlace* found = reader.find(place.name);
+    std::vector<std::byte> read(place.size);
+    if (found) reader.read(*found, 0, read);
+    fuzz::require(found && std::ranges::equal(read, view->bytes), "the reader has its bytes");
+  }
+  fuzz::require((mapped.find("") == nullptr) == (reader.find("") == nullptr), "both lack the same tensors");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -23,6 +43,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     sources.emplace_back(place.name, place.dtype, place.shape, file.subspan(place.begin, place.size));
   }
   fuzz::require(end == size, "tensors reach to the end of the file");
+  require_same_file(places, file);
 
   std::string head;
   const uint64_t head_bytes = size + 2048 + 128 * places.size();

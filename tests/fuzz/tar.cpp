@@ -4,6 +4,15 @@
 
 using namespace dtopp;
 
+static void require_loads(const data::RawMember& member) {
+  fuzz::require(member.path.empty(), "a member of an archive names no file");
+  const data::RawMember in_file{{}, fuzz::write_scratch("member", member.bytes)};
+  fuzz::require(data::RawMember(member).load() == member.bytes, "a member loads its bytes");
+  fuzz::require(data::RawMember(in_file).load() == member.bytes, "a member in a file loads its bytes");
+  if (member.bytes.size() <= size_t{1} << 16)  // a file is read up to a limit
+    fuzz::require(in_file.decoded_bytes() == member.decoded_bytes(), "both declare the same picture");
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::Input input(data, size);
   constexpr std::array kNames = {"images.tar", "images.tar.gz", "images.tar.zst"};
@@ -17,7 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                     "a sample has data or a cause");
       fuzz::require(sample->folder != "..", "a folder is a plain name");
       for (const auto* member : {&sample->picture, &sample->array, &sample->number, &sample->json})
-        if (*member) fuzz::require((*member)->path.empty(), "a member of an archive names no file");
+        if (*member) require_loads(**member);
     }
   });
   fuzz::accepts([&] {

@@ -7,7 +7,8 @@ using namespace dtopp;
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::Input input(data, size);
   const tasks::Task& task = tasks::all_tasks()[input.choice(tasks::all_tasks().size())];
-  const auto path = fuzz::write_scratch("task.jsonl", input.rest());
+  const auto path = fuzz::write_scratch((std::string(task.name) + ".jsonl").c_str(), input.rest());
+  fuzz::require(!fuzz::accepts([&] { tasks::load_task(task, fuzz::scratch()); }), "other items are refused");
   fuzz::accepts([&] {
     const tasks::TaskFile file = tasks::read_task_file(task, path);
     for (const tasks::DataSet& part : file.data_sets) {

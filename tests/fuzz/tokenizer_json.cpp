@@ -43,6 +43,10 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::require(!data::find_invalid_utf8(decoded), "decoded text is UTF-8");
     if (is_plain(spec, tokenizer)) fuzz::require(decoded == text, "decoded text is the encoded one");
     tokenizer.decode_generated(ids);
+    const std::vector<int32_t> unknown = {-1, static_cast<int32_t>(tokenizer.vocab_size())};
+    fuzz::require(tokenizer.decode_generated(unknown).empty(), "ids outside the vocabulary have no text");
+    fuzz::require(!fuzz::accepts([&] { tokenizer.decode(unknown); }),
+                  "and are refused where they must exist");
     tokenizer.end_of_text_token();
   });
   return 0;
