@@ -29,6 +29,16 @@ MUTANTS = {
     "missing fsync": (
         "dtopp/base/files.cpp", "retry([&] { return ::fsync(descriptor_); }) != 0", "false",
         ["fault_shim", "checkpoint_driver"], [PYTHON, "-m", "pytest", "-q", "-x", "tests/python/train/test_faults.py"]),
+    "snapshot taken too late": (
+        "dtopp/train/run_saving.cpp", "snapshot_->get()", "trainer_.parameters().saved_shards()",
+        ["test_train"], ["build/release/bin/test_train", "--gtest_filter=RunSaver.*"]),
+    "manifest before data": (
+        "dtopp/base/atomic_directory.cpp",
+        "  sync_tree(temporary_);\n  if (exists_)\n    exchange_durably(temporary_, path_);\n  else\n"
+        "    rename_durably(temporary_, path_);\n",
+        "  if (exists_)\n    exchange_durably(temporary_, path_);\n  else\n    rename_durably(temporary_, path_);\n"
+        "  sync_tree(path_);\n",
+        ["fault_shim", "checkpoint_driver"], [PYTHON, "-m", "pytest", "-q", "-x", "tests/python/train/test_faults.py"]),
     "off-by-one window": (
         "dtopp/data/tokens/sampler.cpp", "* stride, tokens", "* stride + 1, tokens",
         ["test_data"], ["build/release/bin/test_data"]),

@@ -23,6 +23,7 @@ enum class BatchStatistics { kMicroBatch, kGlobal };
 enum class Precision { kFp32, kBf16, kAuto };
 enum class Device { kAuto, kCpu, kCuda };
 enum class Recompute { kNone, kMoe, kLayer };
+enum class Asynchronous { kAuto, kTrue, kFalse };
 
 constexpr auto enum_names(BatchStatistics) {
   return std::array<std::pair<BatchStatistics, std::string_view>, 2>{
@@ -40,6 +41,10 @@ constexpr auto enum_names(Device) {
 constexpr auto enum_names(Recompute) {
   return std::array<std::pair<Recompute, std::string_view>, 3>{
       {{Recompute::kNone, "none"}, {Recompute::kMoe, "moe"}, {Recompute::kLayer, "layer"}}};
+}
+constexpr auto enum_names(Asynchronous) {
+  return std::array<std::pair<Asynchronous, std::string_view>, 3>{
+      {{Asynchronous::kAuto, "auto"}, {Asynchronous::kTrue, "true"}, {Asynchronous::kFalse, "false"}}};
 }
 
 // Coefficients of the auxiliary losses (paper, Appendix "Loss Designs").
@@ -106,6 +111,8 @@ struct ValidationConfig {
 struct CheckpointConfig {
   int64_t every = 1000;  // steps; 0: only the last one
   int64_t keep = 2;      // number of newest checkpoints to keep; 0: all
+  // Whether training continues while a checkpoint is written. auto: if its snapshot fits into memory.
+  Asynchronous asynchronous = Asynchronous::kAuto;
 };
 
 struct LoggingConfig {
@@ -171,6 +178,7 @@ void visit_fields(SectionOf<ValidationConfig> auto& config, auto&& field) {
 void visit_fields(SectionOf<CheckpointConfig> auto& config, auto&& field) {
   field("every", config.every);
   field("keep", config.keep);
+  field("asynchronous", config.asynchronous);
 }
 
 void visit_fields(SectionOf<LoggingConfig> auto& config, auto&& field) {

@@ -39,6 +39,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "dtopp/checkpoint/checkpoint.h"
@@ -105,11 +106,17 @@ class ParameterStore {
   // model_param(). If `applied` (bool []) is false, nothing changes. Collective.
   void step(double lr, const at::Tensor& divisor, const at::Tensor& applied);
 
+  // This rank's shards of everything that a checkpoint stores: main parameters, slots, EMA. They change with
+  // the next step; a snapshot of them, in the same order, does not.
+  std::vector<at::Tensor> saved_shards() const;
   // The tensors of a checkpoint, without `read`: collect_saved() reads their bytes.
   std::vector<TensorSource> parameter_sources() const;
   std::vector<TensorSource> slot_sources() const;
-  // Implements SavingRanks::collect for those tensors. Collective.
-  void collect_saved(const std::vector<checkpoint::TensorByteRange>& by_rank, const TakeBytes& take) const;
+  // Implements SavingRanks::collect for those tensors, whose shards are saved_shards() or a snapshot of them.
+  // `ranks` are all ranks. With a snapshot, training may continue on another thread. Collective.
+  void collect_saved(const std::vector<checkpoint::TensorByteRange>& by_rank,
+                     const std::vector<at::Tensor>& shards, distributed::Collectives& ranks,
+                     const TakeBytes& take) const;
 
   const std::vector<parameters::ParameterSpec>& specs() const { return specs_; }
   const at::Device& device() const { return device_; }
@@ -131,6 +138,9 @@ class ParameterStore {
   void copy_local_shard(std::span<const std::byte> bytes, size_t parameter,
                         const at::Tensor& local_shard) const;
   std::vector<distributed::ElementRange> update_ranges(size_t parameter) const;
+  // The layout of a saved tensor, and its position in saved_shards().
+  std::pair<const distributed::ShardLayout*, size_t> find_saved(
+      const checkpoint::TensorByteRange& range) const;
   void update_ema(const at::Tensor& applied);
   void make_reducers(bool reproducible);
 

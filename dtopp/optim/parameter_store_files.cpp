@@ -75,28 +75,42 @@ std::vector<TensorSource> ParameterStore::slot_sources() const {
   return sources;
 }
 
+std::vector<at::Tensor> ParameterStore::saved_shards() const {
+  std::vector<at::Tensor> shards = main_params_;
+  for (const std::vector<at::Tensor>& slots : slots_) shards.insert(shards.end(), slots.begin(), slots.end());
+  shards.insert(shards.end(), ema_params_.begin(), ema_params_.end());
+  return shards;
+}
+
+std::pair<const distributed::ShardLayout*, size_t> ParameterStore::find_saved(
+    const checkpoint::TensorByteRange& range) const {
+  const std::string& name = range.tensor->name;
+  if (range.kind == checkpoint::kModel) return {&layouts_[index_.at(name)], index_.at(name)};
+  size_t position = specs_.size();
+  if (range.kind == checkpoint::kEma) {
+    for (const std::vector<at::Tensor>& slots : slots_) position += slots.size();
+    return {&layouts_[index_.at(name)], position + index_.at(name)};
+  }
+  const size_t dot = name.rfind('.'), parameter = index_.at(name.substr(0, dot));
+  for (size_t i = 0; i < parameter; ++i) position += slots_[i].size();
+  const std::vector<std::string> names = optimizer_->slots(specs_[parameter]);
+  const auto slot = std::ranges::find(names, name.substr(dot + 1)) - names.begin();
+  return {&layouts_[parameter], position + static_cast<size_t>(slot)};
+}
+
 void ParameterStore::collect_saved(const std::vector<checkpoint::TensorByteRange>& by_rank,
+                                   const std::vector<at::Tensor>& shards, distributed::Collectives& ranks,
                                    const TakeBytes& take) const {
-  const auto tensor_of = [&](const checkpoint::TensorByteRange& range) -> distributed::ShardedTensor {
-    const std::string& name = range.tensor->name;
-    if (range.kind == checkpoint::kOptimizer) {
-      const size_t dot = name.rfind('.'), i = index_.at(name.substr(0, dot));
-      const std::vector<std::string> names = optimizer_->slots(specs_[i]);
-      const auto slot = std::ranges::find(names, name.substr(dot + 1)) - names.begin();
-      return {&layouts_[i], slots_[i].at(static_cast<size_t>(slot))};
-    }
-    const size_t i = index_.at(name);
-    return {&layouts_[i], (range.kind == checkpoint::kEma ? ema_params_ : main_params_)[i]};
-  };
   std::vector<distributed::ShardedTensor> tensors(by_rank.size());
   std::vector<distributed::ShardRequest> requests(by_rank.size());
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     const checkpoint::TensorByteRange& range = by_rank[rank];
     if (!range.tensor) continue;
-    tensors[rank] = tensor_of(range);
+    const auto [layout, position] = find_saved(range);
+    tensors[rank] = {layout, shards.at(position)};
     requests[rank] = {&tensors[rank], elements_of(range.begin, range.count)};
   }
-  const at::Tensor elements = distributed::gather_shards(*groups_.world, requests);
+  const at::Tensor elements = distributed::gather_shards(ranks, requests);
   if (elements.defined()) ops::copy_to_bytes(elements, take);
 }
 

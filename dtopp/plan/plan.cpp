@@ -251,6 +251,12 @@ Plan make_plan(const config::RunConfig& config, const distributed::ParallelDims&
         config, model, dims, plan.active_experts, precision == config::Precision::kBf16 ? kBfloat16 : kFloat);
     other.gradient_sums = gradient_sums(subject);
     other.memory = plan_memory(subject, precision);
+    const config::CheckpointConfig& saving = config.checkpoint;
+    if (saving.asynchronous != config::Asynchronous::kFalse && saving.every > 0 &&
+        saving.every < training.steps)
+      other.snapshot_bytes =
+          models::checked_sum({other.memory_bytes("parameters"), other.memory_bytes("optimizer_moments"),
+                               other.memory_bytes("average")});
     if (plan.memory.empty() || other.memory_bytes() > plan.memory_bytes()) plan = other;
   }
   return plan;

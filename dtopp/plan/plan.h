@@ -62,6 +62,10 @@ struct Plan {
   uint64_t memory_bytes() const;  // sum of all parts
   uint64_t memory_bytes(std::string_view part) const;
 
+  // Host memory for asynchronous checkpoints besides `memory`: a snapshot of the parameters, moments and
+  // average that a rank keeps. 0: checkpoint.asynchronous is false, or no checkpoint but the last is due.
+  uint64_t snapshot_bytes = 0;
+
   Communication communication;
 };
 

@@ -47,8 +47,11 @@ std::string memory_rows(const Plan& plan) {
     if (part.bytes > 0) text += row("  " + part.name, format_bytes(static_cast<double>(part.bytes)));
   }
   const std::string precision = plan.precision == config::Precision::kBf16 ? "bf16" : "fp32";
-  return text + row("  total", format_bytes(static_cast<double>(plan.memory_bytes())),
-                    "micro-batch " + std::to_string(plan.micro_batch_size) + ", " + precision);
+  text += row("  total", format_bytes(static_cast<double>(plan.memory_bytes())),
+              "micro-batch " + std::to_string(plan.micro_batch_size) + ", " + precision);
+  if (plan.snapshot_bytes == 0) return text;
+  return text + row("  checkpoint_snapshot", format_bytes(static_cast<double>(plan.snapshot_bytes)),
+                    "in addition, of the host: checkpoint.asynchronous");
 }
 
 std::string bytes(uint64_t count) { return format_bytes(static_cast<double>(count)); }
@@ -190,6 +193,7 @@ std::string plan_json(const Plan& plan, const PlanContext& context) {
   json["tokens_per_step"] = plan.tokens_per_step;
   for (const models::MemoryPart& part : plan.memory) json["memory_bytes"][part.name] = part.bytes;
   json["memory_bytes"]["total"] = plan.memory_bytes();
+  json["checkpoint_snapshot_bytes"] = plan.snapshot_bytes;
   json["ranks"] = plan.dims.world_size;
   json["nodes"] = plan.dims.nodes;
   json["expert_parallel"] = plan.dims.ep_size;

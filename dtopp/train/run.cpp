@@ -4,6 +4,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/stop_scope.h"
+#include "dtopp/device/available_memory.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/device/device.h"
 #include "dtopp/device/known_devices.h"
@@ -11,7 +12,6 @@
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/train/console_line.h"
 #include "dtopp/train/run_records.h"
-#include "dtopp/train/run_saving.h"
 #include "dtopp/train/run_start.h"
 #include "dtopp/train/step_decision.h"
 
@@ -29,6 +29,7 @@ Run::Run(const config::RunConfig& config, Trainer& trainer, runs::RunDirectory& 
       memory_(memory),
       log_(log),
       stop_(stop),
+      saver_(trainer, config, groups_, directory, metrics_, log),
       budget_(config.routing) {}
 
 void Run::add(std::unique_ptr<Periodic> evaluation) {
@@ -40,9 +41,11 @@ RunSummary Run::train() {
   const auto own = begin_or_resume(trainer_, config_, log_);
   begins.reset();
   unsaved_ = !own;
-  if (own) last_checkpoint_ = *own;
+  if (own) saver_.resumed_from(*own);
   RunSummary summary{config_.output, {}, 0, 0, complete()};
   if (summary.already_complete && cluster_.is_main_rank()) directory_.finish_save(trainer_.state().step);
+  if (!summary.already_complete && plan_.snapshot_bytes > 0)
+    saver_.allocate_snapshot(plan_.snapshot_bytes, snapshot_room());
   if (!summary.already_complete && cluster_.is_main_rank()) open_outputs(own.has_value());
   if (!summary.already_complete) evaluate(/*resumed=*/true);
   while (!finished()) {
@@ -52,8 +55,8 @@ RunSummary Run::train() {
     evaluate(/*resumed=*/false);
     if (saving_is_due() && unsaved_) save();
   }
-  if (unsaved_) save();
-  summary.checkpoint = last_checkpoint_;
+  if (unsaved_) save_now();
+  summary.checkpoint = saver_.newest_checkpoint();
   summary.steps = trainer_.state().step;
   summary.tokens = trainer_.state().tokens;
   return summary;
@@ -78,6 +81,7 @@ void Run::open_outputs(bool resumed) {
 }
 
 void Run::train_step() {
+  saver_.poll();
   cluster_.begin(trainer_.state().step + 1, "step");
   if (meter_) meter_->begin();
   try {
@@ -113,6 +117,7 @@ void Run::record(const StepResult& result) {
   add_step(result, record);
   add_sources(trainer_.data(), result.sample_position, record);
   add_rates(speed, result.data_seconds / result.seconds, record);
+  if (const auto times = saver_.take_times()) add_saving(*times, record);
   metrics_->write(record);
   log_.line(console_line(config_, result.step, result, speed));
 }
@@ -125,8 +130,8 @@ void Run::out_of_memory() const {
 
 void Run::give_up(const StepResult& result) {
   while (const auto later = trainer_.next_result(0)) record(*later);
-  save();
-  throw NumericalError(given_up_line(config_, result, last_checkpoint_));
+  save_now();
+  throw NumericalError(given_up_line(config_, result, saver_.newest_checkpoint()));
 }
 
 // True before the first step, every validation.every steps and after the last step.
@@ -176,20 +181,37 @@ void Run::evaluate(bool resumed) {
   unsaved_ = true;
 }
 
+uint64_t Run::snapshot_room() const {
+  // The allocator of page-locked memory rounds each tensor up to a power of two.
+  if (!groups_.device.is_cpu())
+    return device::available_memory() / static_cast<uint64_t>(cluster_.local_size()) / 2;
+  return memory_ - std::min(memory_, plan_.memory_bytes());
+}
+
 void Run::save() {
+  if (finished()) return save_now();
+  cluster_.begin(trainer_.state().step, "save");
+  saver_.start(stop_);
+  unsaved_ = false;
+}
+
+void Run::save_now() {
   take_results(0);
   cluster_.begin(trainer_.state().step, "save");
-  if (metrics_) metrics_->sync();  // a run resumed from this checkpoint does not write these lines again
-  last_checkpoint_ = save_run(trainer_, config_, trainer_.ranks());
-  if (cluster_.is_main_rank()) directory_.record_saved(trainer_.state().step);
+  saver_.save();
   unsaved_ = false;
 }
 
 void Run::stop_here() {
   take_results(0);
-  if (unsaved_) save();
+  if (unsaved_) {
+    saver_.abandon();
+    save_now();
+  }
+  cluster_.begin(trainer_.state().step, "save");
+  saver_.wait();
   throw Stopped("stopped at step " + std::to_string(trainer_.state().step) + ", saved as " +
-                last_checkpoint_.string() + "; run the same command again to resume");
+                saver_.newest_checkpoint().string() + "; run the same command again to resume");
 }
 
 }  // namespace dtopp::train

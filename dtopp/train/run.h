@@ -15,6 +15,7 @@
 #include "dtopp/runs/metrics.h"
 #include "dtopp/runs/run_directory.h"
 #include "dtopp/train/periodic.h"
+#include "dtopp/train/run_saving.h"
 #include "dtopp/train/step_meter.h"
 
 namespace dtopp::train {
@@ -68,7 +69,11 @@ class Run {
   bool saving_is_due() const {
     return config_.checkpoint.every > 0 && trainer_.state().step % config_.checkpoint.every == 0;
   }
+  // The host memory that the run leaves for a snapshot.
+  uint64_t snapshot_room() const;
+  // Saves in the background, except for the last checkpoint.
   void save();
+  void save_now();
   [[noreturn]] void stop_here();
   bool finished() const { return trainer_.state().step >= config_.training.steps; }
   bool complete() const { return finished() && !validation_is_due(); }
@@ -85,10 +90,10 @@ class Run {
   std::vector<std::unique_ptr<Periodic>> evaluations_;
   std::optional<runs::MetricsWriter> metrics_;  // on rank 0 only, like meter_
   std::optional<StepMeter> meter_;
+  RunSaver saver_;
   moe::BudgetWatch budget_;
-  std::filesystem::path last_checkpoint_;
   bool stop_requested_ = false;  // on any rank
-  bool unsaved_ = false;         // whether the trainer's state is newer than last_checkpoint_
+  bool unsaved_ = false;         // whether the trainer's state is newer than the last save's
 };
 
 }  // namespace dtopp::train

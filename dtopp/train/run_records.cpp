@@ -95,6 +95,11 @@ void add_rates(const StepRates& rates, double data_share, runs::MetricRecord& re
   if (rates.exposed_share) values.emplace_back("comm/exposed_share", *rates.exposed_share);
 }
 
+void add_saving(const SaveTimes& times, runs::MetricRecord& record) {
+  record.values.emplace_back("checkpoint/stall_seconds", times.stall);
+  record.values.emplace_back("checkpoint/write_seconds", times.write);
+}
+
 void add_validation(const models::ValidationResult& result, runs::MetricRecord& record) {
   record.values.emplace_back("val/loss", result.loss);
   if (result.ema_loss) record.values.emplace_back("val/ema_loss", *result.ema_loss);

@@ -19,6 +19,9 @@ void add_sources(const models::TrainingData& data, int64_t position, runs::Metri
 // waiting for data.
 void add_rates(const StepRates& rates, double data_share, runs::MetricRecord& record);
 
+// Adds checkpoint/….
+void add_saving(const SaveTimes& times, runs::MetricRecord& record);
+
 // Adds val/….
 void add_validation(const models::ValidationResult& result, runs::MetricRecord& record);
 

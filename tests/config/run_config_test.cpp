@@ -245,6 +245,7 @@ TEST_F(RunConfigTest, a_resumed_run_may_change_how_it_works_but_not_what_it_comp
                                             "validation.task_limit",
                                             "checkpoint.every",
                                             "checkpoint.keep",
+                                            "checkpoint.asynchronous",
                                             "logging.every",
                                             "logging.tensorboard",
                                             "output"}));

@@ -5,6 +5,7 @@
 //   short          a write takes only a part of its bytes
 //   kill           the process is killed before the call
 //   stop           the process is stopped before the call, until SIGCONT
+//   slow           this call and every later one take FAULT_MILLISECONDS longer
 //
 // FAULT_PLAN names a file "RANK CALL" that replaces FAULT_AT: only the process whose variable RANK has this
 // value counts to CALL. A process reads the file at its first call. Without the file nothing happens.
@@ -12,6 +13,7 @@
 // With FAULT_NO_EXCHANGE, exchanging two names fails, as on NFS. The shim writes the name of the call to the
 // file FAULT_FIRED. It appends one line per successful call, and per write to standard output, to the file
 // FAULT_LOG, which the power-loss model reads.
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -37,7 +39,7 @@ struct Shim {
   std::string mode = variable("FAULT_MODE");
   long at = *variable("FAULT_PLAN") ? planned_call() : std::atol(variable("FAULT_AT"));
   int error_number = std::atoi(variable("FAULT_ERRNO"));
-  long calls = 0;
+  std::atomic<long> calls = 0;
   int log = *variable("FAULT_LOG") ? raw_open(variable("FAULT_LOG")) : -1;
 
   static long planned_call() {
@@ -78,8 +80,8 @@ bool is_watched(const std::string& path) { return !shim().root.empty() && path.s
 // Whether this call fails; errno then holds the reason.
 bool goes_wrong(const char* name) {
   auto& state = shim();
-  ++state.calls;
-  const bool is_the_one = state.calls == state.at;
+  const long call = ++state.calls;
+  const bool is_the_one = call == state.at;
   if (is_the_one) {
     const int fired = Shim::raw_open(variable("FAULT_FIRED"));
     ::syscall(SYS_write, fired, name, std::strlen(name));
@@ -87,8 +89,8 @@ bool goes_wrong(const char* name) {
   }
   if (is_the_one && state.mode == "kill") ::syscall(SYS_kill, ::getpid(), SIGKILL);
   if (is_the_one && state.mode == "stop") ::syscall(SYS_kill, ::getpid(), SIGSTOP);
-  if (!(is_the_one && state.mode == "once") && !(state.calls >= state.at && state.mode == "forever"))
-    return false;
+  if (state.mode == "slow" && call >= state.at) ::usleep(1000 * std::atoi(variable("FAULT_MILLISECONDS")));
+  if (!(is_the_one && state.mode == "once") && !(call >= state.at && state.mode == "forever")) return false;
   errno = state.error_number;
   return true;
 }

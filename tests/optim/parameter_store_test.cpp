@@ -30,11 +30,12 @@ class Saving : public checkpoint::OneProcess {
  public:
   explicit Saving(const ParameterStore& store) : store_(store) {}
   void collect(const std::vector<checkpoint::TensorByteRange>& by_rank, const TakeBytes& take) override {
-    store_.collect_saved(by_rank, take);
+    store_.collect_saved(by_rank, store_.saved_shards(), alone_, take);
   }
 
  private:
   const ParameterStore& store_;
+  distributed::SingleRank alone_;
 };
 
 class Average : public testing::TestWithParam<at::ScalarType> {

@@ -112,6 +112,20 @@ TEST(Plan, ranks_share_masters_and_moments) {
             2 * (P - 2 * 49) + 4 * (2 * 49 - 2 * 49 / 4));  // routers compute in fp32
 }
 
+TEST(Plan, a_snapshot_holds_what_a_rank_stores) {
+  config::RunConfig config = tiny();
+  const Plan plan = make_plan(config);
+  EXPECT_EQ(plan.snapshot_bytes, 12 * plan.parameters);
+  EXPECT_EQ(make_plan(config, {.world_size = 4}).snapshot_bytes, 3 * plan.parameters);
+  config.checkpoint.every = config.training.steps;  // the last checkpoint, for which the run waits
+  EXPECT_EQ(make_plan(config).snapshot_bytes, 0U);
+  config.checkpoint.every = 0;
+  EXPECT_EQ(make_plan(config).snapshot_bytes, 0U);
+  config.checkpoint = {.every = 1, .asynchronous = config::Asynchronous::kFalse};
+  EXPECT_EQ(make_plan(config).snapshot_bytes, 0U);
+  EXPECT_EQ(make_plan(config).memory_bytes(), plan.memory_bytes());
+}
+
 TEST(Plan, ranks_of_a_block_share_experts) {
   config::RunConfig config = tiny();
   config.training.global_batch_size = 24;  // eight micro-batches: two micro-steps per EP group

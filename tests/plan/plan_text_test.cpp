@@ -39,6 +39,15 @@ TEST(PlanTable, shows_figures_with_units_and_leaves_out_parts_of_nothing) {
             "  total                         2.0 GB   micro-batch 3, fp32\n");
 }
 
+TEST(PlanTable, shows_the_snapshot_below_the_total) {
+  Plan plan = made_up_plan();
+  plan.snapshot_bytes = 3'000'000'000;
+  EXPECT_THAT(plan_table(plan, tiny(), {}),
+              ::testing::EndsWith("  total                         2.0 GB   micro-batch 3, fp32\n"
+                                  "  checkpoint_snapshot           3.0 GB   in addition, of the host: "
+                                  "checkpoint.asynchronous\n"));
+}
+
 TEST(PlanTable, shows_whether_a_device_suffices) {
   const Plan plan = made_up_plan();
   EXPECT_THAT(plan_table(plan, tiny(), {device::PlanDevice{"cpu", plan.memory_bytes()}}),

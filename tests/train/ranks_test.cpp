@@ -36,10 +36,11 @@ Outcome outcome_of(Trainer& trainer) {
     std::vector<at::Tensor> pieces;
     std::vector<checkpoint::TensorByteRange> by_rank(static_cast<size_t>(trainer.ranks().size()));
     by_rank.front() = {checkpoint::kOptimizer, &source, 0, source.size};
-    trainer.parameters().collect_saved(by_rank, [&](std::span<const std::byte> bytes) {
+    const auto take = [&](std::span<const std::byte> bytes) {
       pieces.push_back(at::empty({static_cast<int64_t>(bytes.size() / sizeof(float))}));
       ops::copy_from_bytes(bytes, pieces.back());
-    });
+    };
+    trainer.parameters().collect_saved(by_rank, trainer.parameters().saved_shards(), trainer.ranks(), take);
     // Only rank 0 gets complete slots.
     if (trainer.ranks().rank() == 0) outcome.tensors.push_back(at::cat(pieces));
   }

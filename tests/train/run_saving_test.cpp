@@ -1,14 +1,18 @@
-// Tests a run saved by one rank and by several: the files are equal, and any number of ranks resumes from
-// them.
+// Tests a run saved by one rank and by several, at once and in the background: the files are equal, and any
+// number of ranks resumes from them.
 #include "dtopp/train/run_saving.h"
 
 #include <fstream>
+#include <future>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtopp/checkpoint/checkpoint_layout.h"
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/runs/run_directory.h"
+#include "tests/base/log_text.h"
 #include "tests/base/scratch_directory.h"
 #include "tests/distributed/rank_threads.h"
 #include "tests/train/tiny_model.h"
@@ -25,75 +29,259 @@ std::map<std::string, std::string> files_of(const fs::path& directory) {
   return files;
 }
 
-// Runs body(trainer) on each rank of the grid.
+// Holds back the collectives of a group until the gate opens.
+class Gated final : public distributed::Collectives {
+ public:
+  Gated(std::shared_ptr<distributed::Collectives> inner, std::shared_future<void> gate)
+      : Collectives(inner->rank(), inner->size()), inner_(std::move(inner)), gate_(std::move(gate)) {}
+  distributed::Pending start(const distributed::Collective& collective) override {
+    gate_.wait();
+    return inner_->start(collective);
+  }
+
+ private:
+  std::shared_ptr<distributed::Collectives> inner_;
+  std::shared_future<void> gate_;
+};
+
+// One rank of a run. Its saves in the background wait until open() is called.
+struct Rank {
+  Rank(const config::RunConfig& config, const distributed::ProcessGroups& own, double ema_decay,
+       const ConsoleLog& log)
+      : groups(gated(own)),
+        trainer(config, model_of(config, ema_decay), data_for(config), at::kFloat, groups),
+        directory(config, own.rank() == 0),
+        saver(trainer, config, groups, directory, metrics, own.rank() == 0 ? log : ConsoleLog()) {
+    trainer.initialise();
+  }
+  ~Rank() {
+    if (!is_open) open();
+  }
+  void open() {
+    is_open = true;
+    gate.set_value();
+  }
+  void steps(int count) {
+    for (int i = 0; i < count; ++i) step(trainer);
+  }
+  distributed::ProcessGroups gated(distributed::ProcessGroups own) {
+    own.saving = std::make_shared<Gated>(own.saving, gate.get_future().share());
+    return own;
+  }
+  static models::Model model_of(const config::RunConfig& config, double ema_decay) {
+    models::Model model = models::make_model(config);
+    model.ema_decay = ema_decay;
+    return model;
+  }
+
+  std::promise<void> gate;
+  bool is_open = false;
+  distributed::ProcessGroups groups;
+  Trainer trainer;
+  runs::RunDirectory directory;
+  std::optional<runs::MetricsWriter> metrics;
+  RunSaver saver;
+};
+
+// Runs body(rank) on each rank of the grid.
 template <class Body>
-void with_trainers(const config::RunConfig& config, const distributed::ParallelDims& dims, const Body& body) {
+void with_ranks(const config::RunConfig& config, const distributed::ParallelDims& dims, const Body& body,
+                double ema_decay = 0, const ConsoleLog& log = {}) {
   distributed::run_ranks(dims.world_size, [&](int64_t rank, const c10::intrusive_ptr<c10d::Store>& store) {
     at::set_num_threads(1);
     const distributed::ProcessGroups groups =
         dims.world_size == 1
             ? distributed::ProcessGroups{}
             : distributed::make_process_groups(store, rank, dims, distributed::on_loopback());
-    Trainer trainer(config, models::make_model(config), data_for(config), at::kFloat, groups);
-    body(trainer, groups);
+    Rank one(config, groups, ema_decay, log);
+    body(one);
   });
+}
+
+fs::path saved_at(const config::RunConfig& config, int64_t step) {
+  return runs::checkpoints_of(config.output) / checkpoint::checkpoint_name(step);
 }
 
 const std::vector<distributed::ParallelDims> kSavingGrids = {
     distributed::ep_by_edp(1, 1), distributed::ep_by_edp(1, 2), distributed::ep_by_edp(2, 1),
     distributed::ep_by_edp(1, 4), distributed::ep_by_edp(2, 2)};
 
-TEST(SaveRun, gives_the_same_files_on_any_grid_of_ranks_and_each_goes_on_from_them) {
+TEST(RunSaver, gives_the_same_files_on_any_grid_of_ranks_and_each_goes_on_from_them) {
   const ScratchDirectory scratch;
   config::RunConfig config = tiny();
   config.output = (scratch / "run").string();
   std::map<std::string, std::string> expected, later;
   for (const distributed::ParallelDims& dims : kSavingGrids) {
     SCOPED_TRACE(testing::Message() << dims.world_size << " ranks in blocks of " << dims.ep_size);
-    with_trainers(config, dims, [&](Trainer& trainer, const distributed::ProcessGroups& groups) {
-      trainer.initialise();
-      for (int i = 0; i < 3; ++i) step(trainer);
-      EXPECT_EQ(save_run(trainer, config, *groups.world),
-                runs::checkpoints_of(config.output) / "step-00000003");
-      for (int i = 0; i < 2; ++i) step(trainer);
-      save_run(trainer, config, *groups.world);
+    with_ranks(config, dims, [&](Rank& rank) {
+      rank.steps(3);
+      rank.saver.save();
+      EXPECT_EQ(rank.saver.newest_checkpoint(), saved_at(config, 3));
+      rank.steps(2);
+      rank.saver.save();
     });
-    const auto files = files_of(runs::checkpoints_of(config.output) / "step-00000003");
+    const auto files = files_of(saved_at(config, 3));
     EXPECT_THAT(files, testing::Contains(testing::Key("manifest.json")));
     if (expected.empty()) expected = files;
     EXPECT_TRUE(files == expected);
-    const auto after = files_of(runs::checkpoints_of(config.output) / "step-00000005");
+    const auto after = files_of(saved_at(config, 5));
     if (later.empty()) later = after;
     EXPECT_TRUE(after == later);
-    fs::remove_all(runs::checkpoints_of(config.output) / "step-00000005");
+    fs::remove_all(saved_at(config, 5));
     if (dims.world_size > 1) continue;
     fs::copy(runs::checkpoints_of(config.output), scratch / "kept", fs::copy_options::recursive);
   }
   for (const distributed::ParallelDims& dims : kSavingGrids) {
     SCOPED_TRACE(testing::Message() << dims.world_size << " ranks in blocks of " << dims.ep_size);
-    with_trainers(config, dims, [&](Trainer& trainer, const distributed::ProcessGroups& groups) {
-      trainer.restore(checkpoint::Checkpoint(scratch / "kept/step-00000003"));
-      for (int i = 0; i < 2; ++i) step(trainer);
-      save_run(trainer, config, *groups.world);
+    with_ranks(config, dims, [&](Rank& rank) {
+      rank.trainer.restore(checkpoint::Checkpoint(scratch / "kept/step-00000003"));
+      rank.steps(2);
+      rank.saver.save();
     });
-    EXPECT_TRUE(files_of(runs::checkpoints_of(config.output) / "step-00000005") == later);
+    EXPECT_TRUE(files_of(saved_at(config, 5)) == later);
     fs::remove_all(config.output);
   }
 }
 
-TEST(SaveRun, ends_all_ranks_where_one_cannot_write) {
+TEST(RunSaver, saves_in_the_background_the_bytes_of_a_save_at_once) {
   const ScratchDirectory scratch;
   config::RunConfig config = tiny();
   config.output = (scratch / "run").string();
-  std::ofstream(config.output) << "a file";
-  with_trainers(config, {1, 2}, [&](Trainer& trainer, const distributed::ProcessGroups& groups) {
-    trainer.initialise();
-    if (groups.rank() == 0)
-      EXPECT_THAT(error_of<DataError>([&] { save_run(trainer, config, *groups.world); }),
-                  testing::HasSubstr("cannot create the directory"));
-    else
-      EXPECT_THAT(error_of<distributed::RankLost>([&] { save_run(trainer, config, *groups.world); }),
-                  testing::HasSubstr("rank 0 could not save"));
+  for (const double ema_decay : {0.0, 0.9}) {
+    std::map<std::string, std::string> at_once;
+    with_ranks(
+        config, distributed::ep_by_edp(1, 1),
+        [&](Rank& rank) {
+          rank.steps(3);
+          rank.saver.save();
+        },
+        ema_decay);
+    at_once = files_of(saved_at(config, 3));
+    EXPECT_EQ(at_once.contains("ema.safetensors"), ema_decay > 0);
+    for (const distributed::ParallelDims& dims : kSavingGrids) {
+      SCOPED_TRACE(testing::Message() << dims.world_size << " ranks in blocks of " << dims.ep_size);
+      fs::remove_all(config.output);
+      with_ranks(
+          config, dims,
+          [&](Rank& rank) {
+            rank.saver.allocate_snapshot(1, 1);
+            rank.steps(3);
+            rank.saver.start(never);
+            rank.steps(2);  // before a byte of step 3 is written
+            EXPECT_FALSE(fs::exists(saved_at(config, 3)));
+            rank.open();
+            rank.saver.wait();
+            EXPECT_EQ(rank.saver.newest_checkpoint(), saved_at(config, 3));
+          },
+          ema_decay);
+      EXPECT_TRUE(files_of(saved_at(config, 3)) == at_once);
+    }
+    fs::remove_all(config.output);
+  }
+}
+
+TEST(RunSaver, waits_for_the_pending_save_before_the_next) {
+  const ScratchDirectory scratch;
+  config::RunConfig config = tiny();
+  std::map<int64_t, std::map<std::string, std::string>> at_once;
+  for (const bool in_background : {false, true}) {
+    config.output = (scratch / "run").string();
+    with_ranks(config, distributed::ep_by_edp(1, 2), [&](Rank& rank) {
+      if (in_background) rank.saver.allocate_snapshot(1, 1);
+      rank.steps(1);
+      rank.saver.start(never);
+      rank.steps(1);
+      std::thread opens([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        rank.open();
+      });
+      rank.saver.start(never);
+      opens.join();
+      EXPECT_TRUE(fs::exists(saved_at(config, 1)));
+      rank.saver.wait();
+      const auto times = rank.saver.take_times();
+      ASSERT_TRUE(times);
+      EXPECT_GE(times->stall, in_background ? 0.2 : 0);
+      EXPECT_FALSE(rank.saver.take_times());
+    });
+    for (const int64_t step : {1, 2}) {
+      const auto files = files_of(saved_at(config, step));
+      if (!in_background) at_once[step] = files;
+      EXPECT_TRUE(files == at_once[step]) << step;
+    }
+    fs::remove_all(config.output);
+  }
+}
+
+TEST(RunSaver, abandons_a_pending_save_on_all_ranks_at_the_request_of_one) {
+  const ScratchDirectory scratch;
+  config::RunConfig config = tiny();
+  config.output = (scratch / "run").string();
+  with_ranks(config, distributed::ep_by_edp(1, 2), [&](Rank& rank) {
+    rank.saver.allocate_snapshot(1, 1);
+    rank.steps(1);
+    rank.saver.start(never);
+    rank.steps(1);
+    if (rank.groups.rank() == 1) rank.saver.abandon();
+    rank.open();
+    rank.saver.save();
+    EXPECT_EQ(rank.saver.newest_checkpoint(), saved_at(config, 2));
+  });
+  EXPECT_THAT(list_directory(runs::checkpoints_of(config.output)), testing::ElementsAre(saved_at(config, 2)));
+}
+
+TEST(RunSaver, ends_all_ranks_where_one_cannot_write) {
+  const ScratchDirectory scratch;
+  config::RunConfig config = tiny();
+  config.output = (scratch / "run").string();
+  fs::create_directory(config.output);
+  std::ofstream(runs::checkpoints_of(config.output)) << "a file";
+  with_ranks(config, distributed::ep_by_edp(1, 2), [&](Rank& rank) {
+    const bool is_first = rank.groups.rank() == 0;
+    rank.saver.allocate_snapshot(1, 1);
+    rank.open();
+    for (const bool in_background : {false, true}) {
+      const auto save = [&] {
+        if (!in_background) return rank.saver.save();
+        rank.saver.start(never);
+        // Rank 0 ends the others, which do not throw by themselves.
+        for (int i = 0; i < 200; ++i) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          rank.saver.poll();
+        }
+        EXPECT_FALSE(is_first);
+        rank.saver.wait();
+      };
+      if (is_first)
+        EXPECT_THAT(error_of<DataError>(save), testing::HasSubstr("cannot create the directory"));
+      else
+        EXPECT_THAT(error_of<distributed::RankLost>(save), testing::HasSubstr("rank 0 could not save"));
+    }
+  });
+}
+
+TEST(RunSaver, saves_at_once_where_a_snapshot_does_not_fit_on_every_rank) {
+  const ScratchDirectory scratch;
+  config::RunConfig config = tiny();
+  config.output = (scratch / "run").string();
+  const LogText log;
+  with_ranks(
+      config, distributed::ep_by_edp(1, 2),
+      [&](Rank& rank) {
+        rank.saver.allocate_snapshot(1000, rank.groups.rank() == 0 ? 1000 : 999);
+        rank.steps(1);
+        rank.saver.start(never);
+        EXPECT_TRUE(fs::exists(saved_at(config, 1)));
+        const std::optional<SaveTimes> times = rank.saver.take_times();
+        ASSERT_TRUE(times);
+        EXPECT_EQ(times->stall, times->write);
+      },
+      /*ema_decay=*/0, log.log());
+  EXPECT_THAT(log.lines(), testing::ElementsAre(testing::HasSubstr("1.0 kB")));
+  config.checkpoint.asynchronous = config::Asynchronous::kTrue;
+  with_ranks(config, distributed::ep_by_edp(1, 1), [&](Rank& rank) {
+    EXPECT_THAT(error_of<ResourceError>([&] { rank.saver.allocate_snapshot(1000, 999); }),
+                testing::StartsWith("checkpoint.asynchronous: "));
   });
 }
 

@@ -36,6 +36,7 @@ ProcessGroups make_process_groups(const c10::intrusive_ptr<c10d::Store>& store, 
   groups.edp_intra_node = group("edp_intra_node", intra_node);
   groups.edp_inter_node = group("edp_inter_node", edp_ranks(rank, node, dims.world_size));
   groups.ep = group("ep", ep_ranks(rank, dims.ep_size));
+  groups.saving = make_gloo_collectives(store, "saving", rank, all_ranks(dims.world_size), options);
   groups.ep_dispatch = group("ep_dispatch", ep_ranks(rank, dims.ep_size));
   return groups;
 }

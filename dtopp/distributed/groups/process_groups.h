@@ -13,7 +13,7 @@ namespace dtopp::distributed {
 // Each group serves one purpose. Collectives of one purpose then never queue behind those of another.
 // Example: the groups of rank 5 of 8, with EP size 2 on 2 nodes:
 //
-// world            0 to 7
+// world, saving    0 to 7
 // edp_intra_node   5, 7
 // edp_inter_node   1, 5
 // ep, ep_dispatch  4, 5
@@ -27,7 +27,10 @@ struct ProcessGroups {
   // combine of tokens.
   std::shared_ptr<Collectives> ep = std::make_shared<SingleRank>();
   std::shared_ptr<Collectives> ep_dispatch = std::make_shared<SingleRank>();
-  std::shared_ptr<const CollectiveCounts> traffic{};  // of all groups; null if nothing is counted
+  // All ranks, for a checkpoint that a thread writes during training. Only its collectives run on another
+  // thread, and they are not counted: their order among those of training is not fixed. CPU tensors only.
+  std::shared_ptr<Collectives> saving = std::make_shared<SingleRank>();
+  std::shared_ptr<const CollectiveCounts> traffic{};  // of all other groups; null if nothing is counted
   int64_t ranks_here = 1;                             // ranks on this machine
   at::Device device = at::kCPU;  // this rank's compute device, which the groups accept besides the CPU
 

@@ -5,6 +5,22 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace dtopp::ops {
+namespace {
+
+at::Tensor host_buffer(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(!tensor.is_cpu()));
+}
+
+// An event after the work issued to the current stream of the tensors' device; none on a CPU.
+std::optional<c10::Event> event_after(const std::vector<at::Tensor>& tensors) {
+  if (tensors.empty() || tensors[0].is_cpu()) return std::nullopt;
+  const at::Device device = tensors[0].device();
+  std::optional<c10::Event> event(device.type());
+  event->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  return event;
+}
+
+}  // namespace
 
 // The destination is page-locked, because copies to pageable memory make the host wait.
 HostCopy::HostCopy(const std::vector<at::Tensor>& tensors) {
@@ -13,18 +29,29 @@ HostCopy::HostCopy(const std::vector<at::Tensor>& tensors) {
       tensors_.push_back(tensor);
       continue;
     }
-    const auto options = tensor.options().device(at::kCPU).pinned_memory(true);
-    tensors_.push_back(at::empty(tensor.sizes(), options).copy_(tensor, /*non_blocking=*/true));
+    tensors_.push_back(host_buffer(tensor).copy_(tensor, /*non_blocking=*/true));
   }
-  if (tensors.empty() || tensors[0].is_cpu()) return;
-  const at::Device device = tensors[0].device();
-  arrival_.emplace(device.type());
-  arrival_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  arrival_ = event_after(tensors);
 }
 
 const std::vector<at::Tensor>& HostCopy::get() const {
   if (arrival_) arrival_->synchronize();
   return tensors_;
+}
+
+// Filling the buffers takes their memory now, where a lack of it can still be reported.
+HostSnapshot::HostSnapshot(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) buffers_.push_back(host_buffer(tensor).zero_());
+}
+
+void HostSnapshot::take(const std::vector<at::Tensor>& tensors) {
+  for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(tensors.at(i), /*non_blocking=*/true);
+  arrival_ = event_after(tensors);
+}
+
+const std::vector<at::Tensor>& HostSnapshot::get() const {
+  if (arrival_) arrival_->synchronize();
+  return buffers_;
 }
 
 at::Tensor to_device(const at::Tensor& host, const at::Device& device) {

@@ -27,6 +27,23 @@ class HostCopy {
   std::optional<c10::Event> arrival_;
 };
 
+// Host buffers for repeated copies of the same tensors, all of one device.
+class HostSnapshot {
+ public:
+  // Allocates the buffers; those of a device's tensors are page-locked.
+  explicit HostSnapshot(const std::vector<at::Tensor>& tensors);
+
+  // Copies the tensors. Afterwards the caller may write to them, on a device in its current stream, whose
+  // copies the host does not wait for.
+  void take(const std::vector<at::Tensor>& tensors);
+  // Waits until the copies are complete, on any thread.
+  const std::vector<at::Tensor>& get() const;
+
+ private:
+  std::vector<at::Tensor> buffers_;
+  std::optional<c10::Event> arrival_;
+};
+
 // Copies a host tensor to the device asynchronously. Returns the tensor itself if the device is the CPU.
 at::Tensor to_device(const at::Tensor& host, const at::Device& device);
 

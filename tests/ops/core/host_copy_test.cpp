@@ -54,5 +54,16 @@ TEST(CopyToBytes, of_no_elements_holds_no_bytes) {
   EXPECT_EQ(total, 0U);
 }
 
+TEST(HostSnapshot, keeps_what_the_tensors_held_when_it_was_taken) {
+  const std::vector<at::Tensor> tensors = {at::randn({4, 5}), at::zeros({0}), at::randn({70000})};
+  HostSnapshot snapshot(tensors);
+  for (int round = 0; round < 2; ++round) {
+    const std::vector<at::Tensor> expected = {tensors[0].clone(), tensors[1].clone(), tensors[2].clone()};
+    snapshot.take(tensors);
+    for (const at::Tensor& tensor : tensors) tensor.add_(1);
+    for (size_t i = 0; i < tensors.size(); ++i) EXPECT_TRUE(snapshot.get()[i].equal(expected[i]));
+  }
+}
+
 }  // namespace
 }  // namespace dtopp::ops

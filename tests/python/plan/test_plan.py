@@ -119,3 +119,15 @@ def test_recomputation_takes_the_memory_that_is_planned(precision, tmp_path):
         peaks[recompute] = tiny_run.metrics(run)[-1]["memory/peak_bytes"]
         assert peaks[recompute] == pytest.approx(plan(*arguments)["memory_bytes"]["total"], rel=0.1), recompute
     assert peaks["layer"] < peaks["moe"] < peaks["none"]
+
+
+@pytest.mark.slow
+def test_a_snapshot_takes_what_is_planned(tmp_path):
+    arguments = [tiny_run.make(tmp_path), "model.hidden_size=256", "model.ffn_hidden_size=512", "model.num_experts=16",
+                 "training.steps=4", "checkpoint.every=1", "validation.every=0"]
+    peaks = {}
+    for asynchronous in ("true", "false"):
+        done = tiny_run.dtopp("train", *arguments, f"checkpoint.asynchronous={asynchronous}", f"output={tmp_path}/{asynchronous}")
+        assert done.returncode == 0, done.stderr
+        peaks[asynchronous] = tiny_run.metrics(tmp_path / asynchronous)[-1]["memory/peak_bytes"]
+    assert peaks["true"] - peaks["false"] == pytest.approx(plan(*arguments)["checkpoint_snapshot_bytes"], rel=0.1)

@@ -68,7 +68,8 @@ def test_the_launcher_names_a_rank_that_is_killed_or_stopped(reference, tmp_path
 def test_the_collective_of_a_rank_that_is_stopped_while_saving_is_named(reference, tmp_path, victim):
     """Its own last message is older than the collectives of the save."""
     run = tmp_path / "run"
-    launcher = Process(command(reference, run, "--processes", 2, *LONG, "checkpoint.every=1", "checkpoint.keep=1"))
+    launcher = Process(command(reference, run, "--processes", 2, *LONG, "checkpoint.every=1", "checkpoint.keep=1",
+                               "checkpoint.asynchronous=false"))
     launcher.wait_for("step 50")
     rank = launcher.ranks()[victim]
     while not any(name.startswith(".tmp-step-") for name in os.listdir(run / "checkpoints")):

@@ -45,7 +45,7 @@ def test_a_lost_rank_restarts_the_group(reference, tmp_path, victim, how):
     at = r" at step \d+, .*; restart 1 of 2 from step (\d+)"
     losses = [re.fullmatch(rf"dtopp: rank {victim} {cause}on {socket.gethostname()}{at}", line) for line in lines]
     (step,) = [int(loss[1]) for loss in losses if loss]
-    assert step >= 10 and any(line.endswith(f"resuming from {run}/checkpoints/step-{step:08d}") for line in lines), lines
+    assert step >= 5 and any(line.endswith(f"resuming from {run}/checkpoints/step-{step:08d}") for line in lines), lines
     assert restarts_of(run) == 1
     assert tiny_run.state(run, STEPS) == tiny_run.state(reference / "run", STEPS)
 
@@ -94,8 +94,8 @@ def test_torchrun_restarts_the_ranks_and_they_resume(reference, tmp_path):
     run = tmp_path / "run"
     launcher = Process([TORCHRUN, "--nproc-per-node", "2", "--max-restarts", "2", "--no-python",
                         *command(reference, run, "checkpoint.every=5")])
-    for victim, step in [(1, 10), (0, 30)]:
-        launcher.wait_for(f"step {step}/")
+    for victim, step in [(1, 20), (0, 40)]:
+        launcher.wait_for(f"step {step}/")  # the newest checkpoint may still be written
         os.kill(launcher.ranks()[victim], signal.SIGKILL)
     status, lines = launcher.end(timeout=60)
     assert status == 0, lines

@@ -78,7 +78,7 @@ def metrics(run):
     return [json.loads(line) for line in (pathlib.Path(run) / "metrics.jsonl").read_text().splitlines()]
 
 
-TIMES = ("time", "throughput/", "memory/", "comm/")
+TIMES = ("time", "throughput/", "memory/", "comm/", "checkpoint/")
 
 
 def timeless(lines):
