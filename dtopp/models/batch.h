@@ -30,6 +30,8 @@ class Dataset {
   virtual ~Dataset() = default;
   // Returns `count` samples from `position` of the order.
   virtual Batch read(uint64_t position, int64_t count) const = 0;
+  // The source of the sample at `position` and its place there, as text: "data/train: tokens 1024 to 1536".
+  virtual std::string describe(uint64_t position) const = 0;
 };
 
 class MixedSources;

@@ -35,6 +35,7 @@ template <class Read>
 struct FunctionDataset : models::Dataset {
   explicit FunctionDataset(Read read) : read_batch(std::move(read)) {}
   models::Batch read(uint64_t position, int64_t count) const override { return read_batch(position, count); }
+  std::string describe(uint64_t position) const override { return "sample " + std::to_string(position); }
   Read read_batch;
 };
 

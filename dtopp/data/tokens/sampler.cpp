@@ -26,19 +26,33 @@ WindowSampler::WindowSampler(std::vector<TokenStream> streams, int64_t sequence_
                     std::to_string(sequence_length + 1) + "; prepare more text or shorten the sequence");
 }
 
-void WindowSampler::sample(uint64_t position, std::span<int64_t> tokens) const {
+uint64_t WindowSampler::window_at(uint64_t position) const {
   const Permutation permutation(order_, position / num_windows(), num_windows());
-  window(permutation(position % num_windows()), tokens);
+  return permutation(position % num_windows());
+}
+
+std::pair<const TokenStream*, uint64_t> WindowSampler::locate(uint64_t index) const {
+  if (index >= num_windows()) throw std::out_of_range("WindowSampler: window beyond the last");
+  const auto after = std::upper_bound(first_window_.begin(), first_window_.end(), index);
+  const auto stream = static_cast<size_t>(after - first_window_.begin()) - 1;
+  return {&streams_[stream], (index - first_window_[stream]) * static_cast<uint64_t>(sequence_length_)};
+}
+
+std::string WindowSampler::describe(uint64_t index) const {
+  const auto [stream, first] = locate(index);
+  return stream->path().string() + ": tokens " + std::to_string(first) + " to " +
+         std::to_string(first + static_cast<uint64_t>(sequence_length_));
+}
+
+void WindowSampler::sample(uint64_t position, std::span<int64_t> tokens) const {
+  window(window_at(position), tokens);
 }
 
 void WindowSampler::window(uint64_t index, std::span<int64_t> tokens) const {
-  if (index >= num_windows()) throw std::out_of_range("WindowSampler: window beyond the last");
   if (tokens.size() != static_cast<size_t>(sequence_length_) + 1)
     throw std::invalid_argument("WindowSampler: tokens must have sequence_length + 1 elements");
-  const auto after = std::upper_bound(first_window_.begin(), first_window_.end(), index);
-  const auto stream = static_cast<size_t>(after - first_window_.begin()) - 1;
-  const auto stride = static_cast<uint64_t>(sequence_length_);
-  streams_[stream].read((index - first_window_[stream]) * stride, tokens);
+  const auto [stream, first] = locate(index);
+  stream->read(first, tokens);
 }
 
 }  // namespace dtopp::data

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtopp/base/random.h"
@@ -25,11 +26,18 @@ class WindowSampler {
   // Reads the window at `position` of the training order. Position i belongs to epoch i / num_windows(); each
   // epoch is a fresh permutation of all windows. `tokens` must have sequence_length + 1 elements.
   void sample(uint64_t position, std::span<int64_t> tokens) const;
+  // The index in file order of the window at `position` of the training order.
+  uint64_t window_at(uint64_t position) const;
+  // The stream of window `index` and its tokens there: "data/train: tokens 1024 to 1536".
+  std::string describe(uint64_t index) const;
   // Reads window `index` in file order, for validation. Throws std::out_of_range beyond the last window.
   void window(uint64_t index, std::span<int64_t> tokens) const;
   const std::vector<TokenStream>& streams() const { return streams_; }
 
  private:
+  // The stream of window `index` and its first token there. Throws std::out_of_range beyond the last window.
+  std::pair<const TokenStream*, uint64_t> locate(uint64_t index) const;
+
   std::vector<TokenStream> streams_;
   std::vector<uint64_t> first_window_;  // index of each stream's first window, then the total
   int64_t sequence_length_;

@@ -147,6 +147,9 @@ class ImageDataset : public Dataset {
     if (std::is_same_v<Draws, ValidationDraws>) filled.tensors.emplace_back("group", group_B);
     return filled;
   }
+  std::string describe(uint64_t position) const override {
+    return "image " + std::to_string(draws_(position).index) + " of the training data";
+  }
 
  private:
   config::ModelConfig model_;

@@ -80,19 +80,29 @@ class TokenDataset : public Dataset {
       batch.tensors.emplace_back("documents", document_offsets(windows.narrow(1, 0, length_), *end_of_text_));
     return batch;
   }
+  std::string describe(uint64_t position) const override {
+    const Window window = window_at(position);
+    return window.sampler->describe(window.index);
+  }
   uint64_t size() const { return samplers_.front().num_windows(); }  // without weights
   const std::shared_ptr<const MixedSources>& sources() const { return sources_; }
 
  private:
-  void read_window(uint64_t position, std::span<int64_t> tokens) const {
+  struct Window {
+    const data::WindowSampler* sampler;
+    uint64_t index;
+  };
+  Window window_at(uint64_t position) const {
     if (sources_) {
       const data::MixedOrder::Draw draw = (*sources_)(position);
-      samplers_[draw.source].window(draw.index, tokens);
-    } else if (order_ == TokenOrder::kTraining) {
-      samplers_.front().sample(position, tokens);
-    } else {
-      samplers_.front().window(position, tokens);
+      return {&samplers_[draw.source], draw.index};
     }
+    const data::WindowSampler& sampler = samplers_.front();
+    return {&sampler, order_ == TokenOrder::kTraining ? sampler.window_at(position) : position};
+  }
+  void read_window(uint64_t position, std::span<int64_t> tokens) const {
+    const Window window = window_at(position);
+    window.sampler->window(window.index, tokens);
   }
 
   int64_t length_;
