@@ -1,4 +1,3 @@
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -10,17 +9,14 @@
 #include "cli/ranks.h"
 #include "cli/standard_streams.h"
 #include "cli/stop_signals.h"
+#include "cli/training_ranks.h"
 #include "cli/verbs.h"
 #include "dtopp/base/stop_scope.h"
-#include "dtopp/device/available_memory.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/device/device.h"
 #include "dtopp/distributed/membership/failure.h"
 #include "dtopp/eval/in_training/probes.h"
 #include "dtopp/eval/in_training/training_grids.h"
-#include "dtopp/models/registry/make_model.h"
-#include "dtopp/ops/moe_ffn/cuda/tune/tuner.h"
-#include "dtopp/plan/expert_parallel.h"
 #include "dtopp/train/rank_checks.h"
 #include "dtopp/train/run.h"
 
@@ -34,12 +30,6 @@ struct TrainOptions {
   int64_t processes = 0;
   int64_t restarts = 0;
 };
-
-// The memory that this rank may use.
-uint64_t rank_memory(const distributed::Cluster& cluster, const at::Device& device) {
-  const auto memory = device::free_device_memory(device);
-  return memory ? *memory : device::available_memory() / static_cast<uint64_t>(cluster.local_size());
-}
 
 void print_summary(const train::RunSummary& summary) {
   if (summary.already_complete)
@@ -55,26 +45,11 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
   std::optional<StopScope> begins(stop_token());
   const config::RunConfig config = config::load_run_config(options.config, options.overrides);
   const bool is_main_rank = cluster.is_main_rank();
-
-  cluster.join(std::chrono::seconds(config.parallel.timeout));
-  const at::Device device =
-      device::compute_device(config.training.device, "training.device", cluster.local_rank());
-  const config::Device kind = device.is_cpu() ? config::Device::kCpu : config::Device::kCuda;
-  ops::choose_fused_kernels(config, device, print_message);
-  distributed::ParallelDims dims{.world_size = cluster.size(), .nodes = cluster.nodes()};
-  dims.ep_size = plan::expert_parallel_of(config, dims, kind, rank_memory(cluster, device));
-  const distributed::ProcessGroups& groups = cluster.connect(device, dims.ep_size);
-  train::check_configuration(config, *groups.world);
-  train::agree_on_kernels(config, device, *groups.world);
-  if (config.training.deterministic) device::make_deterministic(device);
-  if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
+  const distributed::ProcessGroups& groups = connect_ranks(cluster, config);
 
   // Refuses another run's directory before anything is read.
   runs::RunDirectory directory(config, is_main_rank);
-  const plan::Plan plan = plan::make_plan(config, {groups.size(), 1, groups.dims().ep_size}, kind);
-  const uint64_t memory = rank_memory(cluster, device);
-  plan::require_memory(config, plan, kind, memory);
-  models::Model model = models::make_model(config);
+  const TrainingMemory memory = require_training_memory(cluster, config, groups);
   // With --verify, every rank reads every byte: each reads the files of its own machine, and all take equally
   // long.
   models::TrainingData data =
@@ -84,10 +59,8 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
                                    grids = eval::make_training_grids(config);
 
   directory.create();
-  const at::TensorOptions compute =
-      at::device(device).dtype(device::compute_type(config.training.precision, device));
-  train::Trainer trainer(config, std::move(model), std::move(data), compute, groups);
-  train::Run run(config, trainer, directory, cluster, plan, memory,
+  train::Trainer trainer = make_trainer(config, std::move(data), groups);
+  train::Run run(config, trainer, directory, cluster, memory.plan, memory.available,
                  is_main_rank ? ConsoleLog(stderr) : ConsoleLog(), stop_token());
   run.add(std::move(probes));
   run.add(std::move(grids));
