@@ -46,6 +46,7 @@ int run(int argc, char** argv) {
   dtopp::cli::add_prepare(app);
   dtopp::cli::add_tokenize(app);
   dtopp::cli::add_train(app);
+  dtopp::cli::add_replay(app);
   dtopp::cli::add_evaluate(app);
   dtopp::cli::add_generate(app);
   dtopp::cli::add_sample(app);

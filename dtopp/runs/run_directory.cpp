@@ -86,9 +86,11 @@ std::optional<config::RunConfig> config_of(const fs::path& run) {
 
 std::optional<checkpoint::Checkpoint> newest_checkpoint(const fs::path& checkpoints, const ConsoleLog& log,
                                                         checkpoint::CheckpointUse use,
-                                                        const checkpoint::VerifyFiles& verify) {
+                                                        const checkpoint::VerifyFiles& verify,
+                                                        int64_t before) {
   std::string newest_error;
   for (const int64_t step : checkpoint::list_checkpoint_steps(checkpoints)) {
+    if (step >= before) continue;
     try {
       return checkpoint::Checkpoint(checkpoints / checkpoint::checkpoint_name(step), use, verify);
     } catch (const checkpoint::UnreadableCheckpoint&) {

@@ -4,7 +4,9 @@
 //   <run>/config.yaml  run.json  metrics.jsonl  events.out.tfevents.*  checkpoints/step-00001000/
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -36,15 +38,17 @@ void require_same_configuration(const std::string& what, const config::RunConfig
 // ended before its first checkpoint passes: it starts again.
 void require_no_lost_checkpoints(const std::filesystem::path& run);
 
-// The newest checkpoint in `checkpoints` that verifies for `use`; nullopt if there is none. Damaged
-// checkpoints are skipped, and each one is logged as a warning.
+inline constexpr int64_t kAnyStep = std::numeric_limits<int64_t>::max();
+
+// The newest checkpoint in `checkpoints` of a step before `before` that verifies for `use`; nullopt if there
+// is none. Damaged checkpoints are skipped, and each one is logged as a warning.
 //
 // Throws:        CheckpointError if there are checkpoints but none verifies; UnreadableCheckpoint if one
 //                cannot be read that is newer than those that verify
 std::optional<checkpoint::Checkpoint> newest_checkpoint(
     const std::filesystem::path& checkpoints, const ConsoleLog& log,
     checkpoint::CheckpointUse use = checkpoint::CheckpointUse::kTraining,
-    const checkpoint::VerifyFiles& verify = verify_content);
+    const checkpoint::VerifyFiles& verify = verify_content, int64_t before = kAnyStep);
 
 // Opens a checkpoint that a user names. `path` is a checkpoint, a run, or a run's folder of checkpoints; of
 // several, the newest that verifies is opened. Throws UsageError if there is no checkpoint.

@@ -66,10 +66,11 @@ std::string validation_line(int64_t step, const models::ValidationResult* loss,
   return "validation at step " + std::to_string(step) + ":" + parts;
 }
 
-std::string skipped_line(const StepResult& result) {
+std::string skipped_line(const StepResult& result, const std::string& output) {
   return "step " + std::to_string(result.step) +
          " was skipped: its loss or gradient is not finite or too large (" +
-         std::to_string(result.consecutive_skips) + " in a row)";
+         std::to_string(result.consecutive_skips) + " in a row); see dtopp replay " + output + " --step " +
+         std::to_string(result.step);
 }
 
 std::string out_of_memory_line(const config::RunConfig& config, std::optional<int64_t> planned) {

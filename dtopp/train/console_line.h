@@ -25,7 +25,7 @@ std::string console_line(const config::RunConfig& config, int64_t step, const St
 // `loss` is null without validation data. A dense model has no active experts.
 std::string validation_line(int64_t step, const models::ValidationResult* loss, const Measurements& measured);
 
-std::string skipped_line(const StepResult& result);
+std::string skipped_line(const StepResult& result, const std::string& output);
 
 // `planned` is the largest micro-batch that the plan fits into memory. If it is not smaller than the size
 // that ran out of memory, the line names half of that size.

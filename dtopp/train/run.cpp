@@ -99,7 +99,7 @@ void Run::take_results(size_t in_flight) {
   while (const auto result = trainer_.next_result(in_flight)) {
     unsaved_ = true;
     record(*result);
-    if (result->skipped) log_.message(skipped_line(*result));
+    if (result->skipped) log_.message(skipped_line(*result, config_.output));
     stop_requested_ = stop_requested_ || (result->stop_requested && groups_.size() > 1);
     if (gives_up(*result, config_.training)) give_up(*result);
   }

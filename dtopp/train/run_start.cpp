@@ -16,7 +16,6 @@
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/optim/schedule.h"
-#include "dtopp/runs/run_directory.h"
 
 namespace dtopp::train {
 namespace {
@@ -237,18 +236,18 @@ void cool_down(Trainer& trainer, const config::RunConfig& config, const checkpoi
 
 std::optional<checkpoint::Checkpoint> checkpoint_to_resume(const fs::path& run,
                                                            distributed::Collectives& ranks,
-                                                           const ConsoleLog& log) {
+                                                           const ConsoleLog& log, int64_t before) {
   constexpr checkpoint::CheckpointUse kUse = checkpoint::CheckpointUse::kTraining;
   return open_together(ranks, kUse, [&](const checkpoint::VerifyFiles& verify) {
-    auto newest = runs::newest_checkpoint(runs::checkpoints_of(run), log, kUse, verify);
-    if (!newest) runs::require_no_lost_checkpoints(run);
+    auto newest = runs::newest_checkpoint(runs::checkpoints_of(run), log, kUse, verify, before);
+    if (!newest && before == runs::kAnyStep) runs::require_no_lost_checkpoints(run);
     return newest;
   });
 }
 
 std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const config::RunConfig& config,
-                                                     const ConsoleLog& log) {
-  if (const auto own = checkpoint_to_resume(config.output, trainer.ranks(), log)) {
+                                                     const ConsoleLog& log, int64_t before) {
+  if (const auto own = checkpoint_to_resume(config.output, trainer.ranks(), log, before)) {
     require_same_run(*own, config, trainer.data(), log);
     trainer.restore(*own);
     log.message("resuming from " + own->path().string());

@@ -1,8 +1,12 @@
 // Implements a rank's forward and backward passes over its micro-batches.
+#include <string>
 #include <string_view>
+
+#include <ATen/record_function.h>
 
 #include "dtopp/base/steady_seconds.h"
 #include "dtopp/distributed/sharding/tree_sum.h"
+#include "dtopp/train/nonfinite_watch.h"
 #include "dtopp/train/step_decision.h"
 #include "dtopp/train/trainer.h"
 
@@ -37,13 +41,17 @@ StepSums Trainer::accumulate_gradients(const moe::Routing& inputs, const StopTok
 }
 
 void Trainer::accumulate_micro_batch(int64_t micro_batch, const moe::Routing& inputs, StepSums& sums) {
+  RECORD_USER_SCOPE(std::string(kMicroBatchScope) + std::to_string(micro_batch));
   const int64_t size = config_.training.micro_batch_size;
   const double wait = steady_seconds();
   const int64_t position = state_.sample_position + micro_batch * size;
   const models::Batch batch = data_.training->read(static_cast<uint64_t>(position), size);
   sums.data_seconds += steady_seconds() - wait;
   const models::BatchLosses losses = losses_(batch.to(store_.device()), inputs);
-  (losses.total / static_cast<double>(micro_batches())).backward();
+  {
+    RECORD_USER_SCOPE(std::string(kBackwardScope));
+    (losses.total / static_cast<double>(micro_batches())).backward();
+  }
   sums.add_losses(micro_batch, losses.total.detach(), losses.values);
   sums.activations.add(losses.activations);
   sums.add_statistics(losses.statistics);

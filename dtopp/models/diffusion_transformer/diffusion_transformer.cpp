@@ -1,7 +1,10 @@
 #include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
 
 #include <memory>
+#include <string>
 #include <unordered_map>
+
+#include <ATen/record_function.h>
 
 #include "dtopp/models/batch.h"
 #include "dtopp/models/diffusion_transformer/image_batches.h"
@@ -111,6 +114,7 @@ Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, 
   const at::Tensor c_BD = embed_condition(model, t_B, condition);
   const at::Tensor shared_B6D = affine(model, "modulation", c_BD).view({B, 6, D});
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    RECORD_USER_SCOPE("layer " + std::to_string(layer));
     const DiffusionBlock block = model.block(layer);
     const auto m = parts(shared_B6D, block.modulation_6D);
     // Returns x after attention, and the input of the feed-forward layer.
@@ -127,6 +131,7 @@ Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, 
                                              static_cast<size_t>(layer), inputs, prediction.routing);
     x_BSD = at::addcmul(attended[0], m[5], mixed_TD.view({B, S, D}));
   }
+  RECORD_USER_SCOPE("output");
   const at::Tensor shared_B2D = affine(model, "final.modulation", c_BD).view({B, 2, D});
   const auto m = parts(shared_B2D, model.parameter("final.table"));
   const at::Tensor image_BPD = x_BSD.narrow(1, config.text_length, config.image_tokens());
@@ -148,6 +153,7 @@ BatchLosses diffusion_losses(const DiffusionTransformer& model, const Batch& bat
   const at::Tensor& t_B = batch.tensor("t");
   const Noised noised = add_noise(objective, batch.tensor("x0"), batch.tensor("noise"), t_B);
   const Prediction prediction = predict(model, noised.x_BCHW, t_B, condition_of(batch), inputs);
+  RECORD_USER_SCOPE("loss");
   const at::Tensor loss_B = (prediction.output_BCHW - noised.target_BCHW).square().mean({1, 2, 3});
 
   BatchLosses losses;

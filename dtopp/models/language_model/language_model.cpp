@@ -2,7 +2,10 @@
 
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <unordered_map>
+
+#include <ATen/record_function.h>
 
 #include "dtopp/models/batch.h"
 #include "dtopp/models/language_model/documents.h"
@@ -38,6 +41,7 @@ HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_
   HiddenStates states;
   at::Tensor x_TD = at::embedding(model.embed_VD(), tokens_T);
   for (size_t layer = 0; layer < static_cast<size_t>(config.num_layers); ++layer) {
+    RECORD_USER_SCOPE("layer " + std::to_string(layer));
     const LanguageModelBlock block = model.block(static_cast<int64_t>(layer));
     // Returns x after attention, and the input of the feed-forward layer.
     const auto attend = [=](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
@@ -49,6 +53,7 @@ HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_
     const std::vector<at::Tensor> attended = run_part(recompute, attend, {x_TD});
     x_TD = attended[0] + feed_forward(attended[1], block.mlp, layer, inputs, states.routing);
   }
+  RECORD_USER_SCOPE("final norm");
   states.x_TD = norm(x_TD, model.norm_D(), config);
   return states;
 }
@@ -99,6 +104,7 @@ BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& 
                                   const at::Tensor& documents) {
   const int64_t length = windows.size(1) - 1;
   const HiddenStates states = hidden_states(model, windows.narrow(1, 0, length), inputs, documents);
+  RECORD_USER_SCOPE("loss");
   const at::Tensor targets_T = windows.narrow(1, 1, length).reshape({-1});
   const ops::CrossEntropy lm =
       ops::linear_cross_entropy(states.x_TD, model.head_VD(), targets_T, weights.lm_z);

@@ -2,6 +2,9 @@
 
 #include <array>
 #include <limits>
+#include <string>
+
+#include <ATen/record_function.h>
 
 #include "dtopp/ops/attention/attention.h"
 #include "dtopp/ops/attention/document_attention.h"
@@ -122,6 +125,7 @@ BiasMask window_mask(int64_t samples, int64_t length, int64_t window, const at::
 at::Tensor attention(const at::Tensor& x_TD, const AttentionWeights& weights,
                      const config::ModelConfig& model, const RotaryTable& rotary, const AttentionMask& mask,
                      size_t layer) {
+  RECORD_USER_SCOPE("layer " + std::to_string(layer) + " attention");
   const QueryKeyValue qkv = project(x_TD, weights, model, rotary);
   const at::Tensor mixed_THK = std::visit(MaskedAttention{qkv, layer}, mask);
   return ops::linear(mixed_THK.reshape({x_TD.size(0), weights.o.size(1)}), weights.o);

@@ -1,5 +1,9 @@
 #include "dtopp/models/layers/feed_forward.h"
 
+#include <string>
+
+#include <ATen/record_function.h>
+
 #include "dtopp/models/layers/recompute.h"
 #include "dtopp/ops/gemm/linear.h"
 
@@ -24,6 +28,7 @@ FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
 
 at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, size_t layer,
                         const moe::Routing& routing, std::vector<ops::RouteOutput>& routed) {
+  RECORD_USER_SCOPE("layer " + std::to_string(layer) + " mlp");
   if (weights.dense_down_DF.defined()) {
     const auto dense = [weights](const std::vector<at::Tensor>& x) -> std::vector<at::Tensor> {
       const auto gate_up = ops::linear(x[0], weights.dense_gate_up_GD).chunk(2, -1);

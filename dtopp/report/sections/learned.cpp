@@ -197,6 +197,7 @@ std::optional<ReportSection> learned_section(RunDrawing& drawing) {
   // The compared section shows a study's own curves over seeds.
   if (input.curves.empty()) add_chart(section, seeds_chart(drawing));
   section.blocks.push_back({final_table(input)});
+  if (auto unusual = unusual_steps(input)) section.blocks.push_back({std::move(*unusual)});
   add_chart(section, {.title = "Gradient norm",
                       .y_label = "before clipping",
                       .lines = drawing.lines("train/grad_norm"),

@@ -25,6 +25,9 @@ std::vector<ReportBlock> activation_blocks(RunDrawing& drawing, size_t run);
 // or time.
 std::vector<ReportBlock> curve_blocks(RunDrawing& drawing);
 
+// Returns the skipped steps and the spikes of the loss, each with the command that replays it; nullopt: none.
+std::optional<ReportTable> unusual_steps(const ReportInput& input);
+
 // Returns tables of differences from the first group, paired by seed: those of the studies, or else computed
 // from the runs.
 std::vector<ReportBlock> difference_blocks(const ReportInput& input);

@@ -88,6 +88,28 @@ TEST(LearnedSection, prefers_no_run_whose_last_loss_is_not_finite) {
   EXPECT_THAT(answer({{}, {}}), StartsWith("No run has a validation loss yet. "));
 }
 
+TEST(UnusualSteps, are_skipped_steps_and_losses_far_above_their_predecessors) {
+  ReportInput input;
+  EXPECT_FALSE(unusual_steps(input));
+  ReportRun& run = input.runs.emplace_back();
+  run.path = "runs/a";
+  std::vector<double> losses, skips(60, 0);
+  for (int i = 0; i < 60; ++i) losses.push_back(5 - 0.01 * i + (i % 2) * 0.02);
+  run.history.series["train/lm_loss"] = series_of(losses);
+  run.history.series["train/skipped_steps"] = series_of(skips);
+  EXPECT_FALSE(unusual_steps(input));
+  losses[45] = 7;
+  std::fill(skips.begin() + 50, skips.end(), 1);
+  run.history.series["train/lm_loss"] = series_of(losses);
+  run.history.series["train/skipped_steps"] = series_of(skips);
+  const auto table = unusual_steps(input);
+  ASSERT_TRUE(table);
+  ASSERT_EQ(table->rows.size(), 2U);
+  EXPECT_EQ(std::get<std::string>(table->rows[0][3]), "dtopp replay runs/a --step 51");
+  EXPECT_EQ(std::get<std::string>(table->rows[1][3]), "dtopp replay runs/a --step 46");
+  EXPECT_THAT(std::get<std::string>(table->rows[1][2]), StartsWith("loss 7.000 after 4."));
+}
+
 TEST(Page, is_closed_to_the_network_and_to_markup_in_names) {
   ReportDocument document;
   document.title = "</script><script>alert(1)</script>";

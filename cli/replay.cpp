@@ -1,0 +1,145 @@
+#include "dtopp/train/replay.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/console_watch.h"
+#include "cli/program_version.h"
+#include "cli/ranks.h"
+#include "cli/standard_streams.h"
+#include "cli/stop_signals.h"
+#include "cli/training_ranks.h"
+#include "cli/verbs.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/base/format.h"
+#include "dtopp/base/json.h"
+#include "dtopp/base/stop_scope.h"
+#include "dtopp/device/compute_device.h"
+#include "dtopp/distributed/membership/failure.h"
+#include "dtopp/models/registry/make_model.h"
+#include "dtopp/runs/metrics.h"
+#include "dtopp/runs/run_directory.h"
+#include "dtopp/runs/run_history.h"
+#include "dtopp/train/rank_checks.h"
+#include "dtopp/train/run_start.h"
+
+namespace dtopp::cli {
+namespace {
+
+struct ReplayOptions {
+  std::string run;
+  int64_t step = 0;
+  int64_t processes = 0;
+  bool json = false;
+};
+
+// The configuration of the run, with its step and its device checked.
+config::RunConfig config_of(const ReplayOptions& options) {
+  auto config = runs::config_of(options.run);
+  if (!config) throw UsageError(options.run + ": holds no run; name the folder of a run");
+  if (options.step > config->training.steps)
+    throw UsageError("--step: the run has " + std::to_string(config->training.steps) +
+                     " steps; name one of them");
+  config->output = options.run;
+  return *config;
+}
+
+// Trains from the last checkpoint before the step to the state before it, without writing anything.
+void train_to(train::Trainer& trainer, const ReplayOptions& options, const ConsoleLog& log) {
+  const int64_t first = trainer.state().step;
+  log.message("repeating steps " + std::to_string(first + 1) + " to " + std::to_string(options.step));
+  ConsoleWatch watch(trainer.ranks());
+  watch.begin("replay", "steps", static_cast<uint64_t>(options.step - 1 - first));
+  while (trainer.state().step < options.step - 1) {
+    const bool finished = trainer.step(stop_token());
+    const auto result = trainer.next_result(0);
+    if (!finished || (result && result->stop_requested))
+      throw Stopped("stopped at step " + std::to_string(trainer.state().step) + "; the run is unchanged");
+    watch.update(static_cast<uint64_t>(trainer.state().step - first));
+  }
+  watch.end();
+}
+
+// Warns if the run logged another loss for the step.
+void compare_with_run(const ReplayOptions& options, double loss, const ConsoleLog& log) {
+  const runs::RunHistory history =
+      runs::read_run_history(std::filesystem::path(options.run) / runs::kMetricsFile);
+  const auto found = history.series.find("train/loss");
+  if (found == history.series.end()) return;
+  const auto at = std::ranges::lower_bound(found->second.steps, options.step);
+  if (at == found->second.steps.end() || *at != options.step) return;
+  const double logged = found->second.values[static_cast<size_t>(at - found->second.steps.begin())];
+  if (logged == loss || (!std::isfinite(logged) && !std::isfinite(loss))) return;
+  log.warning(
+      format("the run logged a loss of %.17g for this step, this replay computed %.17g: another processor, "
+             "number of threads or of ranks, or a fault of memory",
+             logged, loss));
+}
+
+void replay_rank(distributed::Cluster& cluster, const ReplayOptions& options) {
+  std::optional<StopScope> begins(stop_token());
+  const ConsoleLog log = cluster.is_main_rank() ? ConsoleLog(stderr) : ConsoleLog();
+  config::RunConfig config = config_of(options);
+  if (!config.parallel.reproducible)
+    log.warning("parallel.reproducible is off: only as many --processes as the run had give the same bits");
+  config.training.recompute = config::Recompute::kNone;  // each operation once
+  const bool was_deterministic = std::exchange(config.training.deterministic, true);
+  const distributed::ProcessGroups& groups = connect_ranks(cluster, config);
+  if (!was_deterministic && !groups.device.is_cpu())
+    log.warning("training.deterministic was off: the last bits may differ from those of the run");
+  require_training_memory(cluster, config, groups);
+  models::TrainingData data = models::open_training_data(config, data::Verify::kChanged);
+  train::check_data(data, *groups.world);
+  train::Trainer trainer = make_trainer(config, std::move(data), groups);
+  train::begin_or_resume(trainer, config, log, options.step);
+  begins.reset();
+  cluster.begin(options.step, "replay");
+  train_to(trainer, options, log);
+  const nlohmann::ordered_json replay = train::replay_step(trainer, config.training.micro_batch_size);
+  if (cluster.is_main_rank()) {
+    compare_with_run(options, replay["loss"].get<double>(), log);
+    std::printf("%s", (options.json ? dump_json(replay) + "\n" : train::replay_text(replay)).c_str());
+    flush_standard_output();
+  }
+  if (!replay["origin"].is_null() || !replay["finite"].get<bool>())
+    throw NumericalError("step " + std::to_string(options.step) + " is not finite");
+}
+
+void replay(const ReplayOptions& options) {
+  const launch::LaunchEnvironment environment = own_launch_environment();
+  if (options.processes > 0) {
+    device::require_device(config_of(options).training.device, "training.device");
+    std::exit(run_processes(environment, {.processes = options.processes}));
+  }
+  stop_rank_on_signals(environment);
+  distributed::Cluster cluster(environment, program_version);
+  cluster.run([&] {
+    distributed::with_memory_advice("use more --processes", [&] { replay_rank(cluster, options); });
+  });
+}
+
+}  // namespace
+
+void add_replay(CLI::App& app) {
+  auto options = std::make_shared<ReplayOptions>();
+  CLI::App* verb =
+      app.add_subcommand("replay", "Repeat one training step, and name the first tensor that is not finite");
+  verb->add_option("run", options->run, "folder of the run; nothing in it changes")->required();
+  verb->add_option("--step", options->step, "the step to repeat")->required()->check(CLI::PositiveNumber);
+  verb->add_flag("--json", options->json, "print one JSON object");
+  verb->add_option(
+          "--processes", options->processes,
+          "number of ranks to start on this machine, one process per rank (docs/how-to/many-processes.md)")
+      ->check(CLI::Range(1, 4096));
+  verb->callback([options] { replay(*options); });
+}
+
+}  // namespace dtopp::cli

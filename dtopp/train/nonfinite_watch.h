@@ -1,0 +1,63 @@
+// Finds the operation that computed the first non-finite value, forward or backward.
+//
+// PyTorch calls its profiler's hooks (at::RecordFunction) around each operation. The watch reduces the inputs
+// and outputs of each to their largest magnitude. The scopes of RECORD_USER_SCOPE name the place: a
+// micro-batch, a layer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace dtopp::train {
+
+// Begins the names of the scopes around micro-batches. Their index in the step follows.
+inline constexpr std::string_view kMicroBatchScope = "micro-batch ";
+// Names the scope around a backward pass. It contains the sums of gradients, which no layer's scope does.
+inline constexpr std::string_view kBackwardScope = "backward";
+
+enum class Pass { kForward, kBackward };
+
+// An operation with a non-finite output from finite inputs.
+struct NonfiniteOrigin {
+  int64_t order = 0;  // number of operations before it
+  Pass pass = Pass::kForward;
+  std::vector<std::string> scopes;  // outermost first
+  std::string operation;            // "aten::mul"
+  size_t output = 0;                // index of the first non-finite output
+  std::string type{};               // "bf16 [512, 64]"
+  int64_t nan = 0, infinite = 0;    // number of elements
+  std::vector<int64_t> first_index{};
+  double largest_input = 0;  // magnitude
+};
+
+// The largest finite magnitude that a scope computed in one pass.
+struct LargestValue {
+  std::string scope;  // the innermost
+  Pass pass = Pass::kForward;
+  std::string operation;
+  double magnitude = 0;
+};
+
+// Watches the operations of the thread that creates it, while it exists. A process can have one at a time.
+// It makes operations several times slower.
+class NonfiniteWatch {
+ public:
+  NonfiniteWatch();
+  ~NonfiniteWatch();
+  NonfiniteWatch(const NonfiniteWatch&) = delete;
+  NonfiniteWatch& operator=(const NonfiniteWatch&) = delete;
+
+  const std::optional<NonfiniteOrigin>& origin() const;
+  // One entry per scope and pass, in the order of computation.
+  const std::vector<LargestValue>& largest() const;
+
+ private:
+  class Observer;
+  std::unique_ptr<Observer> observer_;
+};
+
+}  // namespace dtopp::train
