@@ -38,6 +38,7 @@ PARSERS = {
     "JSON readers": ["base/json.cpp", "base/json_fields.cpp", "checkpoint/training_state.cpp",
                      "data/images/image_layout_json.cpp", "study/study_file.cpp", "tasks/evaluation_files.cpp",
                      "convert/read_huggingface_config.cpp"],
+    "checkpoints": ["checkpoint/checkpoint.cpp"],
     "token files": ["data/tokens/megatron_index.cpp", "data/tokens/npy.cpp", "data/tokens/token_array.cpp",
                     "data/files/npy_header.cpp"],
     "tar": ["data/image_preparation/tar_source.cpp", "data/image_preparation/raw_sample.cpp"],

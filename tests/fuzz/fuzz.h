@@ -2,6 +2,7 @@
 // may refuse the bytes with an Error. Every other end of a run is a finding.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/hash.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
@@ -97,6 +99,13 @@ inline std::filesystem::path write_scratch(const char* name, std::string_view by
           "the scratch file can be written");
   ::close(file);
   return path;
+}
+
+// Ends the text as every manifest ends. Otherwise no changed input would pass the checksum.
+inline std::string sealed(std::string text) {
+  const std::string key = "  \"xxh3_128\": \"";
+  text.resize(std::min(text.size(), text.rfind(key)));
+  return text + key + hash_bytes(std::as_bytes(std::span(text))) + "\"\n}\n";
 }
 
 }  // namespace dtopp::fuzz
