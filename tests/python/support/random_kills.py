@@ -2,7 +2,8 @@
 
     python tests/python/support/random_kills.py --seed 1 --kills 1000
 
-A seed gives one run: its number of ranks, its kills and their moments. A failing seed is printed with its kills.
+A seed gives one run: its number of ranks, whether training continues while it saves, its kills and their moments. A
+failing seed is printed with its kills.
 """
 
 import argparse
@@ -87,6 +88,16 @@ def send(how, processes):
     return count
 
 
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    ranks: int
+    asynchronous: bool
+
+    @staticmethod
+    def drawn(dice):
+        return Variant(dice.choice([1, 2, 3]), dice.choice([False, True]))
+
+
 @dataclasses.dataclass
 class Kill:
     target: str
@@ -103,10 +114,10 @@ class Kill:
 class Unkilled:
     """A run that is never killed: what it leaves, and how long it takes on this machine."""
 
-    def __init__(self, runs, ranks):
+    def __init__(self, runs, variant):
         log = runs.folder / "log"
         begin = time.monotonic()
-        launcher = runs.start(ranks, FAULT_LOG=log)
+        launcher = runs.start(variant, FAULT_LOG=log)
         launcher.wait_for("step 1/")
         self.startup = time.monotonic() - begin
         status, lines = launcher.end(PATIENCE)
@@ -134,18 +145,19 @@ class KilledRuns:
         self.unkilled = {}
         self.counts = collections.Counter()
 
-    def start(self, ranks, **environment):
-        command = [tiny_run.BINARY, "train", self.config, *OVERRIDES, f"output={self.run}", "--processes", ranks,
-                   "--restarts", RESTARTS]
+    def start(self, variant, **environment):
+        command = [tiny_run.BINARY, "train", self.config, *OVERRIDES, f"output={self.run}",
+                   f"checkpoint.asynchronous={str(variant.asynchronous).lower()}",
+                   "--processes", variant.ranks, "--restarts", RESTARTS]
         environment |= {"LD_PRELOAD": SHIM, "FAULT_ROOT": self.run, "FAULT_MODE": "stop", "FAULT_PLAN": self.plan,
                         "FAULT_FIRED": self.fired, "RANDOM_KILLS": self.folder}
         return Process(list(map(str, command)), env=os.environ | {name: str(value) for name, value in environment.items()})
 
-    def reference(self, ranks):
-        if ranks not in self.unkilled:
+    def reference(self, variant):
+        if variant not in self.unkilled:
             shutil.rmtree(self.run, ignore_errors=True)
-            self.unkilled[ranks] = Unkilled(self, ranks)
-        return self.unkilled[ranks]
+            self.unkilled[variant] = Unkilled(self, variant)
+        return self.unkilled[variant]
 
     def group(self):
         """The processes of a run that are alive, its launcher included."""
@@ -161,24 +173,24 @@ class KilledRuns:
 
     def wait_until_gone(self):
         """A killed launcher takes its ranks with it."""
-        end = time.monotonic() + 5
+        end = time.monotonic() + PATIENCE
         while alive := self.group():
             require(time.monotonic() < end, "processes are left:", alive)
             time.sleep(0.005)
 
-    def draw_kill(self, dice, ranks, by_call):
+    def draw_kill(self, dice, variant, by_call):
         """`by_call`: whether the moment may be a call, which takes a rank that has not made one yet."""
-        kill = Kill(draw(dice, TARGETS), draw(dice, SIGNALS), dice.randrange(ranks), dice.random())
+        kill = Kill(draw(dice, TARGETS), draw(dice, SIGNALS), dice.randrange(variant.ranks), dice.random())
         by_call = dice.random() < 0.5 and by_call
         steps = [int(path.name[5:]) for path in self.run.glob("checkpoints/step-*")]
         unsaved = 1 - max(steps, default=0) / STEPS
         if by_call:
-            own = self.reference(1).calls
-            calls = own if kill.rank == 0 else (self.reference(ranks).calls - own) / (ranks - 1)
+            own = self.reference(dataclasses.replace(variant, ranks=1)).calls
+            calls = own if kill.rank == 0 else (self.reference(variant).calls - own) / (variant.ranks - 1)
             kill.call = 1 + int(kill.delay * max(20, unsaved * calls))
             self.plan.write_text(f"{kill.rank} {kill.call}")
         else:
-            unkilled = self.reference(ranks)
+            unkilled = self.reference(variant)
             kill.delay *= unkilled.startup + unsaved * unkilled.training
         return kill
 
@@ -211,7 +223,7 @@ class KilledRuns:
             os.read(self.firing, 100)
         finally:
             self.plan.unlink(missing_ok=True)
-        end = time.monotonic() + 5
+        end = time.monotonic() + PATIENCE
         while not (stopped := list(filter(is_stopped, ranks_of(launcher)))):
             require(time.monotonic() < end, "no rank has stopped")
         return stopped
@@ -228,28 +240,30 @@ class KilledRuns:
     def kill_run(self, seed):
         """Kills one run until it ends by itself. Returns the number of kills."""
         dice = random.Random(seed)
-        ranks = dice.choice([1, 2, 3])
-        reference = self.reference(ranks)
+        variant = Variant.drawn(dice)
+        self.reference(dataclasses.replace(variant, ranks=1))
+        reference = self.reference(variant)
         shutil.rmtree(self.run, ignore_errors=True)
+        environment = {"FAULT_NO_EXCHANGE": 1} if dice.random() < 0.25 else {}  # as on NFS
         planned, kills, status, lines = dice.randint(1, MOST_KILLS), [], None, []
         try:
             while status != 0:
                 sent = []
-                kill = self.draw_kill(dice, ranks, by_call=True) if len(kills) < planned else None
-                launcher = self.start(ranks)
+                kill = self.draw_kill(dice, variant, by_call=True) if len(kills) < planned else None
+                launcher = self.start(variant, **environment)
                 lines = launcher.lines
                 while kill:
                     if self.carry_out(kill, launcher):
                         sent.append(kill)
                         kills.append(kill)
                     proceeds = len(kills) < planned and launcher.process.poll() is None
-                    kill = self.draw_kill(dice, ranks, kill.how != signal.SIGSTOP) if proceeds else None
+                    kill = self.draw_kill(dice, variant, kill.how != signal.SIGSTOP) if proceeds else None
                 status, _ = launcher.end(PATIENCE)
                 self.check_end(status, lines, sent)
                 self.wait_until_gone()
             self.check_files(reference)
         except Exception as error:
-            raise Failure("\n  ".join([f"seed {seed}, {ranks} ranks: {error!r}", *map(str, kills), "its last launcher:",
+            raise Failure("\n  ".join([f"seed {seed}, {variant}: {error!r}", *map(str, kills), "its last launcher:",
                                        *(line for line in lines if not line.startswith("step"))])) from error
         finally:
             send(signal.SIGKILL, self.group())
