@@ -72,7 +72,8 @@ eval::Perplexity perplexity_of(const TextOptions& options, const MeasuredText& m
                                eval::WindowObserver* observer = nullptr,
                                const eval::RoutingReplay* replay = nullptr) {
   ConsoleWatch watch(ranks);
-  watch.begin("text", "tok", measured.text.size());
+  watch.begin("text", "tok",
+              std::max<uint64_t>(measured.text.size(), 1) - 1);  // without the first, which is not predicted
   return eval::measure_perplexity(model, measured.text, options.batch_size, ranks, watch, observer, replay,
                                   measured.end_of_text);
 }

@@ -244,6 +244,7 @@ Plan make_plan(const config::RunConfig& config, const distributed::ParallelDims&
     precisions = {config::Precision::kBf16};
     if (device != config::Device::kCuda) precisions = {config::Precision::kFp32, config::Precision::kBf16};
   }
+  plan.either_precision = precisions.size() > 1;
   for (const config::Precision precision : precisions) {
     Plan other = plan;
     other.precision = precision;

@@ -33,6 +33,7 @@ struct Plan {
   distributed::ParallelDims dims;
   // auto is resolved to bf16 on a CUDA device, else to the precision that needs more memory.
   config::Precision precision = config::Precision::kFp32;
+  bool either_precision = false;  // the processor that trains decides
 
   uint64_t gradient_sums = 1;  // held by a rank at once; more than one only with parallel.reproducible
 

@@ -41,14 +41,18 @@ std::string arithmetic_rows(const Plan& plan, const config::RunConfig& config) {
          row("total FLOPs", with_unit(tokens * flops_per_token));
 }
 
+std::string precision_text(const Plan& plan) {
+  if (plan.either_precision) return "fp32 or bf16";
+  return plan.precision == config::Precision::kBf16 ? "bf16" : "fp32";
+}
+
 std::string memory_rows(const Plan& plan) {
   std::string text = std::string("memory") + (plan.dims.world_size > 1 ? " of each rank" : "") + "\n";
   for (const models::MemoryPart& part : plan.memory) {
     if (part.bytes > 0) text += row("  " + part.name, format_bytes(static_cast<double>(part.bytes)));
   }
-  const std::string precision = plan.precision == config::Precision::kBf16 ? "bf16" : "fp32";
   text += row("  total", format_bytes(static_cast<double>(plan.memory_bytes())),
-              "micro-batch " + std::to_string(plan.micro_batch_size) + ", " + precision);
+              "micro-batch " + std::to_string(plan.micro_batch_size) + ", " + precision_text(plan));
   if (plan.snapshot_bytes == 0) return text;
   return text + row("  checkpoint_snapshot", format_bytes(static_cast<double>(plan.snapshot_bytes)),
                     "in addition, of the host: checkpoint.asynchronous");

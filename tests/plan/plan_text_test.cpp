@@ -48,6 +48,16 @@ TEST(PlanTable, shows_the_snapshot_below_the_total) {
                                   "checkpoint.asynchronous\n"));
 }
 
+TEST(PlanTable, leaves_the_precision_open_if_the_training_processor_decides) {
+  config::RunConfig config = tiny();
+  config.training.precision = config::Precision::kAuto;
+  const auto shown = [&](config::Device device) {
+    return plan_table(make_plan(config, {}, device), config, {});
+  };
+  EXPECT_THAT(shown(config::Device::kCpu), ::testing::HasSubstr(", fp32 or bf16\n"));
+  EXPECT_THAT(shown(config::Device::kCuda), ::testing::HasSubstr(", bf16\n"));
+}
+
 TEST(PlanTable, shows_whether_a_device_suffices) {
   const Plan plan = made_up_plan();
   EXPECT_THAT(plan_table(plan, tiny(), {device::PlanDevice{"cpu", plan.memory_bytes()}}),
