@@ -29,7 +29,7 @@ constexpr char kExitStatus[] = R"(Exit status:
   3   input missing or damaged; output not writable
   4   damaged checkpoint
   5   out of memory, device failure, lost rank
-  6   too many non-finite steps; failed runs of a study
+  6   non-finite steps; failed runs of a study
   75  stopped by a signal; the same command resumes)";
 
 int fail(dtopp::ExitStatus status, const std::string& message) {
