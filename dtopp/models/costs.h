@@ -29,6 +29,7 @@ struct StepCosts {
   uint64_t first_layer = 0;       // the part of one layer
   uint64_t recomputed = 0;        // of one layer, while its backward pass runs (training.recompute)
   MemoryPart loss;                // computation of the loss
+  uint64_t released = 0;          // the part of it that is free when the layers' backward passes begin
   uint64_t workspace = 0;         // temporary tensors of one layer's backward pass
   uint64_t attention_flops = 0;   // per token, forward and backward; products without a parameter
   uint64_t recomputed_flops = 0;  // per token, not in attention_flops

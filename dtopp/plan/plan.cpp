@@ -173,12 +173,15 @@ std::vector<models::MemoryPart> plan_memory(const Subject& subject, config::Prec
       several ? micro_gradients : models::checked_product({summed_elements(subject), kFloat});
   // On a CUDA device the allocator splits blocks for later tensors. The first layer's activations are
   // released only after all gradients exist.
+  const uint64_t workspace = models::checked_sum({costs.workspace, costs.recomputed});
+  const uint64_t later = cuda ? arising : models::checked_sum({arising, workspace});
   const uint64_t reused =
-      cuda ? std::min(arising, costs.activations - costs.first_layer)
-           : std::min(models::checked_sum({arising, costs.workspace}),
-                      models::checked_round(kReusedShare * static_cast<double>(costs.activations)));
-  // Activations that a layer computes again take the memory that the loss has released.
-  const uint64_t recomputed = costs.recomputed - std::min(costs.recomputed, costs.loss.bytes);
+      std::min(later, cuda ? costs.activations - costs.first_layer
+                           : models::checked_round(kReusedShare * static_cast<double>(costs.activations)));
+  // With recomputation few activations are stored. The workspace then takes the memory that the loss has
+  // released, too (measured).
+  const bool takes_loss = !cuda && training.recompute != config::Recompute::kNone;
+  const uint64_t released = takes_loss ? std::min({costs.released, later - reused, workspace}) : 0;
   std::vector<models::MemoryPart> parts = {
       {"parameters", masters},
       {"optimizer_moments", (models::checked_product({counts.slots, kFloat}) + n - 1) / n},
@@ -189,7 +192,7 @@ std::vector<models::MemoryPart> plan_memory(const Subject& subject, config::Prec
       {"activations", costs.activations - reused},
       {"exchange_buffers", exchange_buffers(subject, bf16 ? kBfloat16 : kFloat)},
       costs.loss,
-      {"workspace", models::checked_sum({costs.workspace, recomputed})},
+      {"workspace", workspace - released},
       {"program", cuda ? kCudaProgram : kProgram}};
   add_task_model(subject, parts);
   return parts;

@@ -55,8 +55,9 @@ struct Plan {
   //   rows_per_token, r T (L (D c + 4 E / k) + 2 D c): rows of other ranks with their gates, kept for the
   //   backward pass, and the rows of one layer in transit;
   // - cross_entropy or images: what the loss needs (StepCosts::loss);
-  // - workspace: temporary tensors of one layer's backward pass (StepCosts::workspace), and what it computes
-  //   again (StepCosts::recomputed) beyond the memory that the loss has released;
+  // - workspace: temporary tensors of one layer's backward pass (StepCosts::workspace) and what it computes
+  //   again (StepCosts::recomputed); with training.recompute on a CPU minus what both reuse of the loss
+  //   (StepCosts::released);
   // - program: the program and its libraries;
   // - task_model: 4 P minus gradients and activations, if validation.tasks need more than a step.
   std::vector<models::MemoryPart> memory;

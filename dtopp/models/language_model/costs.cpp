@@ -11,17 +11,18 @@ constexpr uint64_t kCrossEntropyChunk = uint64_t{64} << 20;
 constexpr uint64_t kCudaLogits = uint64_t{1}
                                  << 30;  // fp32, per chunk (ops/cross_entropy/linear_cross_entropy_cuda.cpp)
 
-// The logits of a chunk and tensors derived from them, the weight's gradient in fp32, the hidden states'
-// gradient.
-uint64_t cross_entropy(const BlockSizes& s, uint64_t V) {
-  const uint64_t weight = checked_product({V, s.D, kFp32Bytes});
-  if (!s.cuda) {
-    const uint64_t chunk = std::min(checked_product({s.T, V, 2 * kFp32Bytes}), kCrossEntropyChunk);
-    return checked_sum({chunk, weight, checked_product({s.T, s.D, kFp32Bytes})});
-  }
+// The logits of a chunk and tensors derived from them.
+uint64_t logits_chunk(const BlockSizes& s, uint64_t V) {
+  if (!s.cuda) return std::min(checked_product({s.T, V, 2 * kFp32Bytes}), kCrossEntropyChunk);
   // The gradients of the logits are separate tensors.
   const uint64_t logits = std::min(checked_product({s.T, V, kFp32Bytes}), kCudaLogits);
-  return checked_sum({logits, logits / kFp32Bytes * s.width, weight, checked_product({s.T, s.D, s.width})});
+  return checked_sum({logits, logits / kFp32Bytes * s.width});
+}
+
+// The chunk, the weight's gradient in fp32, and the hidden states' gradient.
+uint64_t cross_entropy(const BlockSizes& s, uint64_t V) {
+  return checked_sum({logits_chunk(s, V), checked_product({V, s.D, kFp32Bytes}),
+                      checked_product({s.T, s.D, s.cuda ? s.width : kFp32Bytes})});
 }
 
 // Extra bytes of an RMS norm on a CPU, which torch computes with several operations: the normalized values,
@@ -53,6 +54,7 @@ StepCosts language_model_costs(const config::ModelConfig& model, const CostInput
   costs.recomputed = block.recomputed;
   costs.activations = checked_sum({checked_product({s.L, costs.first_layer}), ends, window_bias(s, model)});
   costs.loss = {"cross_entropy", cross_entropy(s, V)};
+  costs.released = logits_chunk(s, V);
   costs.workspace = checked_sum({block_workspace(s), look_up});
   costs.attention_flops = checked_product({6, s.L, s.queries, static_cast<uint64_t>(model.sequence_length)});
   costs.recomputed_flops = recomputed_flops(s, costs.attention_flops);
