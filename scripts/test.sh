@@ -2,7 +2,7 @@
 # test.sh check|test|nightly [JOBS]
 #
 # check:    what to run after every change: lint and the fast tests, three minutes after a build
-# test:     every test, and under sanitizers those of the folders that read untrusted bytes; a minute of fuzzing
+# test:     every test; every parser of untrusted bytes under sanitizers, with its corpus and a minute of fuzzing
 # nightly:  every case of every test, all kinds of programs under sanitizers, an hour of fuzzing, clang-tidy,
 #           one definition per type
 #
@@ -63,7 +63,6 @@ tier_test() {
   build all
   cpp '-*Nightly.*' release
   python
-  sanitize '-*Nightly.*' base config checkpoint data tasks
   fuzz 60
 }
 
