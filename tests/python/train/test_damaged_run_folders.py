@@ -43,7 +43,7 @@ def evaluate(folder, run):
 
 
 def files_of(folder):
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in folder.rglob("*") if path.is_file() and os.access(path, os.R_OK))
 
 
 def change_number(draw, text):
@@ -102,7 +102,9 @@ def damage(draw, folder):
             path.write_bytes(theirs.read_bytes() if theirs.exists() else b"")
         elif how == "rename":
             checkpoint = draw.choice(sorted((run / "checkpoints").iterdir()))
-            checkpoint.rename(checkpoint.with_name(draw.choice(["step-00000011", "step-99999999", "step-00000000", "old"])))
+            name = draw.choice(["step-00000011", "step-99999999", "step-00000000", "old"])
+            if not checkpoint.with_name(name).exists():
+                checkpoint.rename(checkpoint.with_name(name))
             continue
         else:
             path.unlink()
