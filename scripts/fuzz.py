@@ -73,7 +73,7 @@ def build(folder, *options):
 def program(folder, target):
     path = folder / "fuzz" / target
     if not path.exists():
-        sys.exit(f"{path} is not built: scripts/fuzz.py build, or make test")
+        sys.exit(f"{path} is not built: scripts/fuzz.py build")
     return path
 
 

@@ -79,6 +79,8 @@ tier_nightly() {
   cpp '*' release
   python
   sanitize '*' base config checkpoint data tasks launch runs study report ops ops_cuda
+  cmake --build build/sanitize -j "$jobs" --target fuzz_targets
+  cpp '*' sanitize -R '^corpus$'
   fuzz 3600
   scripts/lint.sh tidy
   configure odr
