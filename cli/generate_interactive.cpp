@@ -115,6 +115,8 @@ class Interactive {
       throw UsageError(line + ": unknown; " + kCommands);
     } else if (command == "/experts") {
       show_experts_ = !show_experts_;
+      print_message(show_experts_ ? "the next text shows its experts"
+                                  : "the next text does not show its experts");
     } else if (command == "/again") {
       if (!session_.remove_piece()) throw UsageError("/again: there is no piece yet; type a text first");
       write_piece();

@@ -183,7 +183,7 @@ def test_commands_change_the_session(run, tmp_path):
     options = ["--temperature", "0", "--target-text", tmp_path / "text.txt"]
     done = interact(run, ["/experts", "/target 1", PROMPT, "/target 8", "Nobody"], *options)
     numbers = [float(number) for number in re.findall(r"\[(\d+\.\d)\]", done.stdout)]
-    assert set(numbers[:6]) == {1.0} and numbers[-1] == 8.0
+    assert set(numbers[:6]) == {1.0} and numbers[-1] == 8.0 and "the next text shows its experts" in done.stderr
 
 
 @pytest.mark.parametrize("line, names", [
