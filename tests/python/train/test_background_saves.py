@@ -65,7 +65,7 @@ def test_the_bytes_are_those_of_a_save_at_once(tmp_path, make, ranks):
 
 def test_training_waits_for_a_slow_disk_when_the_next_checkpoint_is_due(reference, tmp_path):
     """No checkpoint is left out."""
-    status, lines = faulty(reference, tmp_path / "run", mode="slow", at=1, milliseconds=50).end(timeout=60)
+    status, lines = faulty(reference, tmp_path / "run", mode="slow", at=1, milliseconds=25).end(timeout=60)
     assert status == 0, lines
     assert len([line for line in lines if line.startswith("dtopp: warning: ") and "checkpoint.every" in line]) == 1, lines
     assert files(tmp_path / "run") == files(reference / "run")
@@ -76,7 +76,7 @@ def test_training_waits_for_a_slow_disk_when_the_next_checkpoint_is_due(referenc
 
 def test_training_continues_while_a_slow_disk_writes(reference, tmp_path):
     run = tmp_path / "run"
-    training = faulty(reference, run, "checkpoint.every=2", mode="slow", at=1, milliseconds=50)
+    training = faulty(reference, run, "checkpoint.every=2", mode="slow", at=1, milliseconds=30)
     training.wait_for("step 4/")  # the checkpoint of step 2 takes more than a second
     assert not (run / "checkpoints/step-00000002").exists()
     status, lines = training.end(timeout=60)
@@ -86,7 +86,7 @@ def test_training_continues_while_a_slow_disk_writes(reference, tmp_path):
 
 def test_a_request_to_stop_abandons_the_save_of_an_older_step(reference, tmp_path):
     run = tmp_path / "run"
-    training = faulty(reference, run, "checkpoint.every=500", "training.steps=1000000", mode="slow", at=1, milliseconds=100)
+    training = faulty(reference, run, "checkpoint.every=500", "training.steps=1000000", mode="slow", at=1, milliseconds=50)
     training.wait_for("step 500/")
     while not list(run.glob("checkpoints/.tmp-*")):
         time.sleep(0.001)
@@ -115,6 +115,7 @@ def test_killed_in_a_background_save(reference, tmp_path, at):
     assert_goes_on(reference, run)
 
 
+@pytest.mark.skipif(not tiny_run.FULL, reason="searches the address space with ten runs: make nightly")
 def test_training_waits_for_its_saves_where_a_snapshot_does_not_fit(tmp_path):
     config = tiny_run.make(tmp_path)
     options = [config, "model.hidden_size=256", "model.ffn_hidden_size=512", "model.num_experts=12", "training.steps=2",
