@@ -10,6 +10,8 @@
 namespace dtopp::report {
 namespace {
 
+using namespace report_text;
+
 constexpr size_t kBefore = 32;  // logged losses that a spike is compared with
 constexpr double kFactor = 8;   // times their median absolute deviation
 constexpr size_t kPerRun = 5;   // rows of each kind per run
