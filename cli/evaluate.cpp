@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/option_checks.h"
-#include "cli/program_version.h"
 #include "cli/ranks.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
@@ -19,8 +18,6 @@
 #include "dtopp/base/stop_scope.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
-#include "dtopp/distributed/membership/cluster.h"
-#include "dtopp/distributed/membership/failure.h"
 
 namespace dtopp::cli {
 
@@ -43,10 +40,7 @@ void add_evaluate_options(CLI::App& verb, EvaluateOptions& options) {
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb.add_flag("--json", options.json, "print the results as one JSON object");
-  verb.add_option(
-          "--processes", options.processes,
-          "number of ranks to start on this machine, one process per rank (docs/how-to/many-processes.md)")
-      ->check(CLI::Range(1, 4096));
+  add_processes_option(verb, options.processes);
 }
 
 void add_text_option(CLI::App& verb, std::string& text) {
@@ -74,17 +68,14 @@ void evaluate_on_ranks(const EvaluateOptions& options,
     device::require_device(options.inference.device, "--device");
     std::exit(run_processes(environment, {.processes = options.processes}));
   }
-  stop_rank_on_signals(environment);
-  distributed::Cluster cluster(environment, program_version);
-  const auto evaluate = [&] {
+  run_rank(environment, "lower --batch-size", [&](distributed::Cluster& cluster) {
     std::optional<StopScope> begins(stop_token());
     cluster.join(std::chrono::seconds(config::ParallelConfig{}.timeout));
     const distributed::ProcessGroups& groups = cluster.connect(at::kCPU, /*ep_size=*/1);
     cluster.begin(0, "evaluation");
     begins.reset();
     measure(*groups.world);
-  };
-  cluster.run([&] { distributed::with_memory_advice("lower --batch-size", evaluate); });
+  });
 }
 
 checkpoint::Checkpoint open_shared_checkpoint(const EvaluateOptions& options, config::ModelType type,

@@ -10,7 +10,6 @@
 
 #include "cli/stop_signals.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
-#include "dtopp/distributed/membership/cluster.h"
 #include "dtopp/distributed/membership/rendezvous.h"
 #include "dtopp/launch/child_process.h"
 #include "dtopp/launch/local_ranks.h"
@@ -98,6 +97,14 @@ int run_processes(const launch::LaunchEnvironment& environment, const RankGroup&
     if (signals.wait_for_stop(restart.pause))
       throw Stopped("stopped before the restart; run the same command again to resume");
   }
+}
+
+CLI::Option* add_processes_option(CLI::App& verb, int64_t& processes) {
+  return verb
+      .add_option("--processes", processes,
+                  "number of ranks to start on this machine, one process per rank "
+                  "(docs/how-to/many-processes.md)")
+      ->check(CLI::Range(1, 4096));
 }
 
 void stop_rank_on_signals(const launch::LaunchEnvironment& environment) {

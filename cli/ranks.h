@@ -3,7 +3,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
+#include <CLI/CLI.hpp>
+
+#include "cli/program_version.h"
+#include "dtopp/distributed/membership/cluster.h"
+#include "dtopp/distributed/membership/failure.h"
 #include "dtopp/launch/launch_environment.h"
 
 namespace dtopp::cli {
@@ -25,7 +31,18 @@ struct RankGroup {
 // Throws:  UsageError if this process is already one of several ranks
 int run_processes(const launch::LaunchEnvironment& environment, const RankGroup& group);
 
+// Adds --processes.
+CLI::Option* add_processes_option(CLI::App& verb, int64_t& processes);
+
 // Calls stop_on_signals with the policy that fits the launcher of this rank.
 void stop_rank_on_signals(const launch::LaunchEnvironment& environment);
+
+// Calls body(cluster) as one rank. Adds `advice` to a lack of memory.
+template <class Body>
+void run_rank(const launch::LaunchEnvironment& environment, const std::string& advice, const Body& body) {
+  stop_rank_on_signals(environment);
+  distributed::Cluster cluster(environment, program_version);
+  cluster.run([&] { distributed::with_memory_advice(advice, [&] { body(cluster); }); });
+}
 
 }  // namespace dtopp::cli

@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/console_watch.h"
-#include "cli/program_version.h"
 #include "cli/ranks.h"
 #include "cli/standard_streams.h"
 #include "cli/stop_signals.h"
@@ -23,7 +22,6 @@
 #include "dtopp/base/json.h"
 #include "dtopp/base/stop_scope.h"
 #include "dtopp/device/compute_device.h"
-#include "dtopp/distributed/membership/failure.h"
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/runs/metrics.h"
 #include "dtopp/runs/run_directory.h"
@@ -119,11 +117,8 @@ void replay(const ReplayOptions& options) {
     device::require_device(config_of(options).training.device, "training.device");
     std::exit(run_processes(environment, {.processes = options.processes}));
   }
-  stop_rank_on_signals(environment);
-  distributed::Cluster cluster(environment, program_version);
-  cluster.run([&] {
-    distributed::with_memory_advice("use more --processes", [&] { replay_rank(cluster, options); });
-  });
+  run_rank(environment, "use more --processes",
+           [&](distributed::Cluster& cluster) { replay_rank(cluster, options); });
 }
 
 }  // namespace
@@ -135,10 +130,7 @@ void add_replay(CLI::App& app) {
   verb->add_option("run", options->run, "folder of the run; nothing in it changes")->required();
   verb->add_option("--step", options->step, "the step to repeat")->required()->check(CLI::PositiveNumber);
   verb->add_flag("--json", options->json, "print one JSON object");
-  verb->add_option(
-          "--processes", options->processes,
-          "number of ranks to start on this machine, one process per rank (docs/how-to/many-processes.md)")
-      ->check(CLI::Range(1, 4096));
+  add_processes_option(*verb, options->processes);
   verb->callback([options] { replay(*options); });
 }
 

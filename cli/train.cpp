@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "cli/program_version.h"
 #include "cli/ranks.h"
 #include "cli/standard_streams.h"
 #include "cli/stop_signals.h"
@@ -14,7 +13,6 @@
 #include "dtopp/base/stop_scope.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/device/device.h"
-#include "dtopp/distributed/membership/failure.h"
 #include "dtopp/eval/in_training/probes.h"
 #include "dtopp/eval/in_training/training_grids.h"
 #include "dtopp/train/rank_checks.h"
@@ -78,13 +76,9 @@ void train(const TrainOptions& options) {
                                           .restarts = options.restarts,
                                           .checkpoints = runs::checkpoints_of(config.output)}));
   }
-  stop_rank_on_signals(environment);
-  distributed::Cluster cluster(environment, program_version);
-  cluster.run([&] {
-    distributed::with_memory_advice(
-        "set training.recompute to layer, or lower training.micro_batch_size or the model's size",
-        [&] { train_rank(cluster, options); });
-  });
+  run_rank(environment,
+           "set training.recompute to layer, or lower training.micro_batch_size or the model's size",
+           [&](distributed::Cluster& cluster) { train_rank(cluster, options); });
 }
 
 }  // namespace
@@ -98,10 +92,7 @@ void add_train(CLI::App& app) {
   verb->add_flag(
       "--verify", options->verify,
       "verify every byte of the training data, including files verified before (docs/reference/files.md)");
-  CLI::Option* processes = verb->add_option("--processes", options->processes,
-                                            "number of ranks to start on this machine, one process per rank "
-                                            "(docs/how-to/many-processes.md)")
-                               ->check(CLI::Range(1, 4096));
+  CLI::Option* processes = add_processes_option(*verb, options->processes);
   verb->add_option(
           "--restarts", options->restarts,
           "start the ranks of --processes again from the newest checkpoint after a lost rank, at most "
