@@ -23,7 +23,7 @@ enum class Pass { kForward, kBackward };
 
 // An operation with a non-finite output from finite inputs.
 struct NonfiniteOrigin {
-  int64_t order = 0;  // number of operations before it
+  int64_t order = 0;  // its position among all operations, from 1
   Pass pass = Pass::kForward;
   std::vector<std::string> scopes;  // outermost first
   std::string operation;            // "aten::mul"

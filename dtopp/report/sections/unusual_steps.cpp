@@ -2,6 +2,7 @@
 #include <cmath>
 #include <vector>
 
+#include "dtopp/base/median.h"
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/sections/drawing.h"
 #include "dtopp/report/sections/sections.h"
@@ -21,12 +22,6 @@ struct UnusualStep {
   std::string what;
   double height = 0;
 };
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
 
 std::vector<UnusualStep> skipped_steps(const ReportRun& run) {
   std::vector<UnusualStep> found;
@@ -48,10 +43,10 @@ std::vector<UnusualStep> loss_spikes(const ReportRun& run) {
   for (size_t i = kBefore; i < finite.values.size(); ++i) {
     const auto end = finite.values.begin() + static_cast<std::ptrdiff_t>(i);
     std::vector<double> before(end - kBefore, end);
-    const double level = median(before);
+    const double level = dtopp::median(before);
     for (double& value : before) value = std::abs(value - level);
     const double height = finite.values[i] - level;
-    if (height > kFactor * median(before) && height > 0)
+    if (height > kFactor * dtopp::median(before) && height > 0)
       found.push_back(
           {finite.steps[i], "loss " + fixed(finite.values[i], 3) + " after " + fixed(level, 3), height});
   }
