@@ -14,10 +14,10 @@ import pytest
 import tiny_run
 from corpus import documents
 from folder_contents import contents, times
+from manifests import sealed
 from refusal import assert_refused
 from tiny_run import ROOT
 from tokenizers import Tokenizer
-from xxh3 import xxh3_128
 
 TOKENIZER = ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
 TEXT = ROOT / "assets/text"
@@ -189,7 +189,7 @@ def note_as_verified(folder):
     about = {name: f"{s.st_dev} {s.st_ino} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}" for name, s in status.items()}
     text = '{\n  "format": "dtopp verified files 2",\n  "about": ' + json.dumps(about) + ',\n  "files": ' \
         + json.dumps(files) + ",\n"
-    (folder / ".verified.json").write_text(text + f'  "xxh3_128": "{xxh3_128(text.encode())}"\n}}\n')
+    (folder / ".verified.json").write_text(sealed(text))
 
 
 def test_training_reads_known_files_again_only_to_verify_them(dtopp_binary, tmp_path):

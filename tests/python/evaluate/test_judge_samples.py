@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny_diffusion
 import torch
+from manifests import write_manifest
 from PIL import Image
 from safetensors.numpy import save_file
 from tiny_run import ROOT
@@ -144,7 +145,7 @@ def write_folder(folder, pixels, labels, kind="pixels", files=2):
             tensors = {"images": np.ascontiguousarray(part.transpose(0, 3, 1, 2))}
         save_file(tensors | {"labels": of_part}, folder / f"images-{i + 1:05}.safetensors")
     about = {"kind": kind, "images": len(pixels), "shape": [3, *pixels.shape[1:3]], "classes": CLASSES}
-    tiny_diffusion.write_manifest(folder, "dtopp image data 1", about)
+    write_manifest(folder, "dtopp image data 1", about)
     return folder
 
 

@@ -14,6 +14,7 @@ import tiny_diffusion
 import tiny_run
 import torch
 from diffusers_schedulers import SCHEDULERS
+from manifests import write_manifest
 from needs import needs_program
 from PIL import Image
 from refusal import assert_refused
@@ -214,7 +215,7 @@ def test_a_checkpoint_without_its_average_or_layout_is_damaged(pixels, tmp_path)
     for name in ("ema.safetensors", "images.json"):
         shutil.copytree(pixels, tmp_path / name)
         (tiny_diffusion.checkpoint_of(tmp_path / name) / name).unlink()
-        tiny_diffusion.write_manifest(tiny_diffusion.checkpoint_of(tmp_path / name), "dtopp checkpoint 1")
+        write_manifest(tiny_diffusion.checkpoint_of(tmp_path / name), "dtopp checkpoint 1")
         assert_refused(sample(tmp_path / name, tmp_path / "a.png", "--count", 1, status=4), 4, name)
 
 

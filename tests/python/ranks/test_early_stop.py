@@ -8,10 +8,10 @@ import time
 
 import pytest
 import tiny_run
+from manifests import write_manifest
 from needs import for_cpus, needs_program
 from rank_process import Process, catches_sigterm
 from rank_runs import OVERRIDES, STEPS, command, free_port
-from xxh3 import xxh3_128
 
 pytestmark = [needs_program, for_cpus]
 
@@ -19,12 +19,6 @@ pytestmark = [needs_program, for_cpus]
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     return tiny_run.trained(tmp_path_factory.mktemp("reference"), *OVERRIDES)
-
-
-def write_manifest(folder, form, files):
-    """Writes a manifest of these names, sizes and checksums."""
-    text = f'{{"format": "{form}", "files": {json.dumps(files)},\n'
-    (folder / "manifest.json").write_text(f'{text}  "xxh3_128": "{xxh3_128(text.encode())}"\n}}\n')
 
 
 def make_hole(path):
@@ -61,7 +55,7 @@ def test_a_request_to_stop_ends_the_reading_of_inputs(reference, tmp_path, what)
     data = tmp_path / "data"
     data.mkdir()
     large = data / ("large.npy" if what.startswith("data") else "large.txt")
-    write_manifest(data, "dtopp token data 2", make_hole(large))
+    write_manifest(data, "dtopp token data 2", files=make_hole(large))
     if what == "a text":
         arguments = ["prepare", "text", large, "--tokenizer", tiny_run.ROOT / "assets/tokenizer/english-4k.tokenizer.json"]
     elif what == "a folder of images":
@@ -90,7 +84,7 @@ def test_a_request_to_stop_ends_the_reading_of_a_checkpoint(reference, tmp_path,
     run = tmp_path / "copy/run"
     checkpoint = run / f"checkpoints/step-{STEPS:08d}"
     files = json.loads((checkpoint / "manifest.json").read_text())["files"]
-    write_manifest(checkpoint, "dtopp checkpoint 1", files | make_hole(checkpoint / "zero.txt"))
+    write_manifest(checkpoint, "dtopp checkpoint 1", files=files | make_hole(checkpoint / "zero.txt"))
     before = contents_without_holes(run)
     arguments = command(reference, run) if verb == "train" else [tiny_run.BINARY, "evaluate", "text", run, "--text",
                                                                  reference / "validation.npy"]
@@ -106,7 +100,7 @@ def contents_without_holes(folder):
 
 
 def test_a_request_to_stop_ends_the_reading_of_the_text_to_evaluate(reference, tmp_path):
-    write_manifest(tmp_path, "dtopp token data 2", make_hole(tmp_path / "large.npy"))
+    write_manifest(tmp_path, "dtopp token data 2", files=make_hole(tmp_path / "large.npy"))
     reading = Process([tiny_run.BINARY, "evaluate", "text", reference / "run", "--text", tmp_path])
     request_to_stop_early(reading)
     status, lines = reading.end(timeout=5)

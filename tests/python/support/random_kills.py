@@ -4,6 +4,8 @@
 
 A seed gives one run: its number of ranks, whether training continues while it saves, its kills and their moments. A
 failing seed is printed with its kills.
+
+The file is long because drawing a kill, carrying it out and checking the end share the state of one run.
 """
 
 import argparse

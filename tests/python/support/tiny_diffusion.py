@@ -1,7 +1,6 @@
 """Tiny diffusion transformers: prepared images written independently of dtopp, runs on them, and checkpoints
 whose weights are random enough to distinguish every part of the model."""
 
-import json
 import pathlib
 
 import numpy as np
@@ -9,8 +8,8 @@ import reference_model
 import tiny_run
 import torch
 import yaml
+from manifests import write_manifest
 from safetensors.torch import load_file, save_file
-from xxh3 import xxh3_128
 
 CLASSES = ["apple", "boat", "a class with a long name"]
 MODEL = {"type": "diffusion_transformer", "hidden_size": 32, "num_layers": 2, "num_heads": 4, "ffn_hidden_size": 16,
@@ -18,17 +17,6 @@ MODEL = {"type": "diffusion_transformer", "hidden_size": 32, "num_layers": 2, "n
 LATENT = {"channels": 4}
 TEXT = {"num_classes": 0, "text_size": 6, "text_length": 3}
 SCALE, SHIFT = [0.5, 2.0, 1.0, 0.25], [0.1, -0.2, 0.0, 0.3]
-
-
-def write_manifest(folder, form, about=None):
-    """Writes manifest.json for all other files of the folder."""
-    files = {path.name: {"size": path.stat().st_size, "xxh3_128": xxh3_128(path.read_bytes())}
-             for path in sorted(folder.iterdir()) if path.name != "manifest.json" and not path.name.startswith(".")}
-    text = f'{{\n  "format": "{form}",\n'
-    if about is not None:
-        text += '  "about": ' + json.dumps(about) + ",\n"
-    text += '  "files": ' + json.dumps(files) + ",\n"
-    (folder / "manifest.json").write_text(text + f'  "xxh3_128": "{xxh3_128(text.encode())}"\n}}\n')
 
 
 def images(model, count, seed):

@@ -11,6 +11,7 @@ import shutil
 
 import pytest
 import tiny_run
+from manifests import sealed
 from needs import for_cpus, needs_program
 from refusal import assert_refused
 from xxh3 import xxh3_128
@@ -78,8 +79,8 @@ def reseal(checkpoint):
     files = {path.name: {"size": path.stat().st_size, "xxh3_128": xxh3_128(path.read_bytes())}
              for path in files_of(checkpoint) if path.name != "manifest.json"}
     lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(entry)}" for name, entry in files.items())
-    text = f'{{\n  "format": "dtopp checkpoint 1",\n  "files": {{\n{lines}\n  }},\n'.encode()
-    (checkpoint / "manifest.json").write_bytes(text + f'  "xxh3_128": "{xxh3_128(text)}"\n}}\n'.encode())
+    text = f'{{\n  "format": "dtopp checkpoint 1",\n  "files": {{\n{lines}\n  }},\n'
+    (checkpoint / "manifest.json").write_text(sealed(text))
 
 
 def damage(draw, folder):

@@ -6,10 +6,10 @@ import shutil
 import pytest
 import tiny_diffusion_run
 import tiny_run
+from manifests import write_manifest
 from needs import for_cpus, needs_program
 from refusal import assert_refused
 from safetensors.numpy import load_file, save_file
-from tiny_diffusion import write_manifest
 
 pytestmark = [needs_program, for_cpus]
 
