@@ -5,6 +5,7 @@ Prints one JSON line per case. CUDA events time the runs of a case, in turns ove
 inputs; the median over rounds counts. Ends with one line if there is no CUDA device."""
 
 import argparse
+import collections
 import os
 import statistics
 import sys
@@ -80,8 +81,10 @@ def kernels(run):
     with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
         run(1)
         torch.cuda.synchronize()
-    times = {event.key[:120]: event.self_device_time_total / 1e3 for event in profile.key_averages()
-             if event.device_type == torch.autograd.DeviceType.CUDA}
+    times = collections.Counter()
+    for event in profile.key_averages():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            times[event.key[:120]] += event.self_device_time_total / 1e3
     return dict(sorted(times.items(), key=lambda item: -item[1]))
 
 

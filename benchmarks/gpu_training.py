@@ -3,6 +3,7 @@ if none fits, it uses a smaller model. Prints one JSON line: the median step, to
 peak with plan's total and parts, the loss at both ends (means of 10 steps), and active experts with their
 target. Active experts are the mean over the last 100 steps, or over the last half of fewer than 200.
 
+The controller solves for the threshold, so the steps have the target's number of experts from the second on.
 A step has a global batch of 24 sequences unless an override sets another. 24 has many divisors, and AdamW's
 share of so short a step is larger than with the paper's 512. A step that runs again because it exceeded its
 capacity counts as one slow step.
@@ -102,7 +103,7 @@ def main():
     if args.steps < 4:
         sys.exit("gpu_training: --steps: at least 4")
     free, device = find_device(args.device)
-    overrides = [f"{BATCH}=24", *args.overrides, f"training.device={args.device}"]
+    overrides = [f"{BATCH}=24", "routing.controller=solve", *args.overrides, f"training.device={args.device}"]
     presets = [args.preset] if args.preset else PRESETS
     preset, micro_batch, plan = find_fitting(presets, overrides, free)
     text = args.text or [ROOT / "assets/text/lab-train.jsonl.zst"]

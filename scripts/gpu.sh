@@ -38,7 +38,7 @@ program=build/carry/bin/dtopp
   { echo "make $mode-gpu: the program is missing; the model and training are skipped" >&2; exit "${status:-0}"; }
 # The program's own rpaths are those of the build machine. The operators built here come before those built
 # there.
-export LD_LIBRARY_PATH=$PWD/build/gpu/lib:$site/torch/lib:$site/nvidia/cu13/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export LD_LIBRARY_PATH=$PWD/build/gpu/lib:$site/torch/lib:$site/nvidia/cu13/lib:$PWD/build/carry/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export DTOPP_BINARY=$PWD/$program DTOPP_DEVICE=cuda
 if [ "$mode" = bench ]; then
   "$program" devices --check
@@ -48,7 +48,8 @@ if [ "$mode" = bench ]; then
   "$python" benchmarks/gpu_training.py --steps 200 --seconds 240 "${@:2}" | tee -a $results
   exit
 fi
-"$python" scripts/run_cases.py tests/python/plan/test_device.py::test_auto_takes_the_cuda_device tests/python/plan/test_devices.py \
-  tests/python/train/test_{model_parity,training_parity,controller_replay}.py || status=1
+"$python" scripts/run_cases.py tests/python/plan/test_device{,s}.py tests/python/generate tests/python/evaluate/test_{text,diffusion,activations}.py \
+  tests/python/train/test_{model_parity,training_parity,controller_replay,diffusion_parity,diffusion_training,documents,probes}.py \
+  tests/python/train/test_{resume,recompute,background_saves,replay}.py || status=1
 DTOPP_MOE_KERNELS=fused "$python" scripts/run_cases.py tests/python/train/test_{model_parity,training_parity}.py || status=1
 exit $status

@@ -49,12 +49,13 @@ inline constexpr char kRouterMetric[] = "router/";
 class StepInFlight {
  public:
   // `known` holds the values that the host knows when the step is issued. `numbers` are those of the schema
-  // and "applied", "scale" and the router's metrics. begun:
-  // seconds of a steady clock.
-  StepInFlight(StepResult known, StepShape shape, const StepNumbers& numbers, double begun)
-      : known_(std::move(known)), shape_(std::move(shape)), copy_(numbers), begun_(begun) {}
+  // and "applied", "scale" and the router's metrics. begun and issued: seconds of a steady clock.
+  StepInFlight(StepResult known, StepShape shape, const StepNumbers& numbers, double begun, double issued)
+      : known_(std::move(known)), shape_(std::move(shape)), copy_(numbers), begun_(begun), issued_(issued) {}
 
   double begun() const { return begun_; }
+  // How long the host took to issue the step.
+  double issue_seconds() const { return issued_ - begun_; }
 
   // Waits for the copy and returns the step's result.
   StepResult read() const;
@@ -63,7 +64,7 @@ class StepInFlight {
   StepResult known_;
   StepShape shape_;
   StepNumbers::Copy copy_;
-  double begun_;
+  double begun_, issued_;
 };
 
 }  // namespace dtopp::train

@@ -119,7 +119,7 @@ bool Trainer::step(const StopToken& stop) {
   overflowed_ = numbers["overflowed"].ne(0);
   numbers.add("scale", scale_L);
   apply(numbers, result.lr);
-  in_flight_.emplace_back(std::move(result), std::move(shape), numbers, begin);
+  in_flight_.emplace_back(std::move(result), std::move(shape), numbers, begin, steady_seconds());
   return true;
 }
 
@@ -144,8 +144,10 @@ std::optional<StepResult> Trainer::next_result(size_t in_flight) {
   }
   capacity_predictor_.observe(result.max_assignments_L);
   const double arrival = steady_seconds();
-  // For consecutive steps without a pause, the time between their ends.
-  result.seconds = arrival - std::max(in_flight_.front().begun(), last_arrival_);
+  // For consecutive steps without a pause, the time between their ends. On a device that waits for the host,
+  // the last two steps seem to end at once.
+  const StepInFlight& step = in_flight_.front();
+  result.seconds = std::max(arrival - std::max(step.begun(), last_arrival_), step.issue_seconds());
   last_arrival_ = arrival;
   in_flight_.pop_front();
   state_.skipped_steps += result.skipped ? 1 : 0;

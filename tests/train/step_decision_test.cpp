@@ -107,7 +107,7 @@ TEST(StepNumbers, come_to_the_host_as_they_were) {
   EXPECT_FALSE(all.has("statistics"));
   add_states(all);
   all.add("router/threshold", at::full({1}, 0.25, at::kDouble));
-  const StepResult result = StepInFlight(StepResult(), kShape, all, 0).read();
+  const StepResult result = StepInFlight(StepResult(), kShape, all, 0, 0).read();
   EXPECT_EQ(result.loss, 2);
   EXPECT_EQ(result.loss_named("a"), 1.5);
   EXPECT_EQ(result.loss_named("b"), 3);
@@ -141,7 +141,7 @@ TEST(StepNumbers, of_a_dense_model_hold_no_routing) {
   const StepShape shape = {{"a", "b"}, 2, 3, 1};
   StepNumbers all = numbers(dense, shape, 1, false);
   add_states(all);
-  const StepResult result = StepInFlight(StepResult(), shape, all, 0).read();
+  const StepResult result = StepInFlight(StepResult(), shape, all, 0, 0).read();
   EXPECT_EQ(result.loss, 2);
   EXPECT_EQ(result.activations.num_layers(), 0);
   EXPECT_TRUE(result.router.empty());

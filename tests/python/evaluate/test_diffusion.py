@@ -12,7 +12,7 @@ import reference_diffusion
 import tiny_diffusion
 import tiny_run
 import torch
-from needs import needs_program
+from needs import for_cpus, needs_program
 from refusal import assert_refused
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -125,6 +125,7 @@ def test_the_dump_holds_what_was_asked_and_answered(random, tmp_path):
         assert file.metadata()["objective"] == tiny_diffusion.Reference(random).config["diffusion"]["objective"]
 
 
+@for_cpus
 def test_ranks_give_the_same_bytes(random):
     def bytes_of(*arguments):
         done = tiny_run.dtopp("evaluate", "images", random / "run", "--images", random / "held-out", "--json",

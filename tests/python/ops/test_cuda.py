@@ -110,7 +110,8 @@ def test_a_device_that_is_not_there_is_refused(op, index):
 def sum_along_tree(rows):
     """Adds the experts' rows along an aligned tree. Its blocks have the number's odd divisor times a power of
     two (dtopp/ops/moe_ffn/expert_tree.h)."""
-    rows, odd = list(rows), len(rows)
+    rows = list(rows)
+    odd = len(rows)
     while odd % 2 == 0:
         odd //= 2
     stride = 1

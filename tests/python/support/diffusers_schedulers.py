@@ -1,8 +1,10 @@
 """diffusers' schedulers with the times of dtopp's samplers."""
 
 import numpy as np
+import pytest
 import torch
-from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler
+
+diffusers = pytest.importorskip("diffusers")
 
 
 def flow_times(steps):
@@ -10,14 +12,14 @@ def flow_times(steps):
 
 
 def euler(steps):
-    scheduler = FlowMatchEulerDiscreteScheduler()
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
     scheduler.set_timesteps(sigmas=flow_times(steps).tolist())
     return scheduler
 
 
 def heun(steps):
     """Each time but the first occurs twice. diffusers' own grid ends at 1 / 1000, so these times replace it."""
-    scheduler = FlowMatchHeunDiscreteScheduler()
+    scheduler = diffusers.FlowMatchHeunDiscreteScheduler()
     scheduler.set_timesteps(steps)
     times = torch.from_numpy(flow_times(steps)).float()
     scheduler.timesteps = 1000 * torch.cat([times[:1], times[1:].repeat_interleave(2)])
@@ -27,7 +29,7 @@ def heun(steps):
 
 
 def ddim(steps):
-    scheduler = DDIMScheduler(beta_start=1e-4, beta_end=0.02, beta_schedule="linear", clip_sample=False,
+    scheduler = diffusers.DDIMScheduler(beta_start=1e-4, beta_end=0.02, beta_schedule="linear", clip_sample=False,
                               timestep_spacing="leading")
     scheduler.set_timesteps(steps)
     return scheduler

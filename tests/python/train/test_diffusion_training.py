@@ -12,6 +12,7 @@ import reference_diffusion
 import tiny_diffusion_run
 import tiny_run
 import torch
+from needs import for_cpus
 from refusal import assert_refused
 
 FIRST, LAST = 3, 12
@@ -89,6 +90,7 @@ def grids(run):
 GRIDS = ["diffusion.samples_every=8", "diffusion.sample_classes=[1, 3]"]  # plus one after the last step
 
 
+@for_cpus
 @pytest.mark.parametrize("cut", [["--processes", "4"], ["--processes", "2", "parallel.expert_parallel=2"],
                                  *tiny_run.in_full(["--processes", "2"], ["--processes", "4", "parallel.expert_parallel=2"])])
 def test_ranks_train_to_the_same_bits(cut, dtopp_binary, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import reference_model
 import tiny_run
 import torch
-from needs import needs_program
+from needs import for_cpus, needs_program
 from refusal import assert_refused
 
 pytestmark = needs_program
@@ -62,6 +62,7 @@ def blind_nll(checkpoint, ids):
         reference_model.load_checkpoint = original
 
 
+@for_cpus
 def test_processes_give_the_same_bits(run, tmp_path):
     done = tiny_run.dtopp("train", run / "run.yaml", *DOCUMENTS, f"output={tmp_path}/run", "--processes", 2)
     assert done.returncode == 0, done.stderr
