@@ -13,9 +13,16 @@ PYTHON = """\
 # The Python package, name by name
 
 ::: dtopp.MoE
-::: dtopp.DTopPRouter
+::: dtopp.Gate
+::: dtopp.Router
+::: dtopp.RouterInput
 ::: dtopp.Routing
+::: dtopp.StepCounts
 ::: dtopp.Experts
+::: dtopp.TopK
+::: dtopp.TopP
+::: dtopp.DTopP
+::: dtopp.RouterUpdater
 ::: dtopp.ThresholdController
 ::: dtopp.set_loss_scale
 ::: dtopp.functional

@@ -8,22 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dtopp import functional as functional
-    from dtopp.controller import ThresholdController as ThresholdController
     from dtopp.functional import Routing as Routing
-    from dtopp.layers import DTopPRouter as DTopPRouter, Experts as Experts, MoE as MoE
-    from dtopp.layers import set_loss_scale as set_loss_scale
+    from dtopp.layers import Experts as Experts, Gate as Gate, MoE as MoE, set_loss_scale as set_loss_scale
+    from dtopp.router_updater import RouterUpdater as RouterUpdater
+    from dtopp.router_updater import ThresholdController as ThresholdController
+    from dtopp.routers import DTopP as DTopP, Router as Router, RouterInput as RouterInput
+    from dtopp.routers import StepCounts as StepCounts, TopK as TopK, TopP as TopP
 
 __version__ = "0.2.0"
 
 _HOMES = {
-    "DTopPRouter": "layers",
+    "DTopP": "routers",
     "Experts": "layers",
+    "Gate": "layers",
     "MoE": "layers",
+    "Router": "routers",
+    "RouterInput": "routers",
+    "RouterUpdater": "router_updater",
     "Routing": "functional",
-    "ThresholdController": "controller",
+    "StepCounts": "routers",
+    "ThresholdController": "router_updater",
+    "TopK": "routers",
+    "TopP": "routers",
     "set_loss_scale": "layers",
 }
-__all__ = ["DTopPRouter", "Experts", "MoE", "Routing", "ThresholdController", "functional", "set_loss_scale"]
+__all__ = ["DTopP", "Experts", "Gate", "MoE", "Router", "RouterInput", "RouterUpdater", "Routing", "StepCounts",
+           "ThresholdController", "TopK", "TopP", "functional", "set_loss_scale"]
 
 
 def __getattr__(name: str) -> Any:

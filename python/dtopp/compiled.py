@@ -14,6 +14,12 @@ def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, normalization: st
                                             top_k=top_k, max_experts=max_experts, renormalize=renormalize))
 
 
+def route_selected(logits_TE: Tensor, scale: Tensor, chosen_TE: Tensor, normalization: str,
+                   renormalize: bool) -> _Six:
+    return cast(_Six, torch.ops.dtopp.route_selected(logits_TE, scale, chosen_TE, normalization=normalization,
+                                                     renormalize=renormalize))
+
+
 def experts_forward(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
                     down_proj: Tensor) -> tuple[Tensor, Tensor]:
     pairs_A2 = gates_TE.t().nonzero()

@@ -14,6 +14,9 @@ class Form(Protocol):
               max_experts: int,
               renormalize: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
 
+    def route_selected(self, logits_TE: Tensor, scale: Tensor, chosen_TE: Tensor, normalization: str,
+                       renormalize: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+
     def experts_forward(self, x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor,
                         down_proj: Tensor) -> tuple[Tensor, Tensor]:
         """Returns (y_TD, pre_activations_AG): W_gate x and W_up x of each of the A pairs, for the backward

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from dtopp import form, operators
+from dtopp import form, operators, plain
 
 Normalization = Literal["none", "fixed", "dynamic"]
 
@@ -32,6 +32,8 @@ class Routing(NamedTuple):
     """f32 []: mean of -sum P log P, in nats. Differentiable."""
     router_z: Tensor
     """f32 []: mean of logsumexp(z)^2 over the raw logits. Differentiable."""
+    statistics: Tensor | None = None
+    """int64: counts for Router.update, of a router that asks for them (dtopp.Router)."""
 
 
 def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, *, normalization: Normalization = "dynamic",
@@ -65,6 +67,24 @@ def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, *, normalization:
     _expect("route", max_experts >= 0, lambda: f"max_experts of at least 0, got {max_experts}")
     return Routing(*form.current.route(logits_TE, scale, threshold, normalization, top_k, max_experts,
                                        renormalize))
+
+
+def route_selected(logits_TE: Tensor, scale: Tensor, chosen_TE: Tensor, *,
+                   normalization: Normalization = "dynamic", renormalize: bool = True) -> Routing:
+    """Like route, with S given by chosen_TE, bool [T, E]: any number of experts per token, including none."""
+    _check_logits("route_selected", logits_TE, scale, normalization)
+    _expect("route_selected", chosen_TE.dtype == torch.bool and chosen_TE.shape == logits_TE.shape,
+            lambda: f"a selection of dtype torch.bool and shape {list(logits_TE.shape)}, got "
+            f"{chosen_TE.dtype} {list(chosen_TE.shape)}")
+    _expect("route_selected", chosen_TE.device == logits_TE.device,
+            lambda: f"a selection on the logits' device {logits_TE.device}, got {chosen_TE.device}")
+    return Routing(*form.current.route_selected(logits_TE, scale, chosen_TE, normalization, renormalize))
+
+
+def probs(logits_TE: Tensor, scale: Tensor, *, normalization: Normalization = "dynamic") -> Tensor:
+    """Returns P of route, f32 (f64 for f64 logits) [T, E]. Differentiable."""
+    _check_logits("probs", logits_TE, scale, normalization)
+    return plain.normalized(logits_TE, scale, normalization)[1].softmax(-1)
 
 
 def moe_ffn(x_TD: Tensor, gates_TE: Tensor, gate_up_proj: Tensor, down_proj: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from dtopp import functional, operators
 from dtopp.functional import Normalization, Routing
+from dtopp.routers import DTopP, Router, RouterInput, TopK, TopP
 
-Method = Literal["top_k", "top_p", "dtop_p"]
+RouterName = Literal["top_k", "top_p", "dtop_p"]
 
 INIT_STD, INIT_CUT = 0.02, 3.0  # matrices: a normal distribution, cut at INIT_CUT standard deviations
-CUMULATIVE_PROB_BINS = 4096
 LOSSES = ("load_balance", "dynamic", "router_z")
 
 
@@ -34,59 +34,64 @@ def set_loss_scale(scale: float | Tensor) -> None:
     operators.loss_scale.data.fill_(factor)
 
 
-class DTopPRouter(nn.Module):
-    """Routes each token to experts: logits z = W x, then dtopp.functional.route.
+class Gate(nn.Module):
+    """Routes each token to experts: logits z = W x, then the selection of a router (dtopp.Router).
 
-    The router's losses are
+    The losses of routing are
 
         load_balance E sum_i f_i Q_i + dynamic mean(-sum P log P) + router_z mean(logsumexp(z)^2)
 
     with f_i the share of tokens routed to expert i (a constant) and Q_i the mean of P_i. In training they
     enter through the gradient of the gates, so the training loss must not add them. They are multiplied by
-    `loss_scale`, which a ThresholdController sets to 1 / (number of layers). If the training loss is scaled
+    `loss_scale`, which a RouterUpdater sets to 1 / (number of layers). If the training loss is scaled
     before its backward pass, call `dtopp.set_loss_scale`.
 
     Everything from the logits on is computed in f32 (f64 for f64 parameters), also under autocast.
 
     Args:
         hidden_size, num_experts: D, E.
-        target_experts: T, the mean number of experts per token that a ThresholdController holds; k with method
-            top_k.
-        threshold: p; with method dtop_p its initial value.
-        method: top_k, top_p (p is constant) or dtop_p (a ThresholdController moves p).
+        router: top_k, top_p (p is constant), dtop_p (a ThresholdController moves p), or a Router of your own.
+        target_experts: T, the mean number of experts per token that a ThresholdController holds; k of router
+            top_k. It is for named routers only, like threshold and max_experts.
+        threshold: p; with router dtop_p its initial value.
         normalization, renormalize, max_experts: as in dtopp.functional.route.
         load_balance, dynamic, router_z: weights of the losses.
 
     Parameters: weight [E, D]; scale [1], theta, if normalization is dynamic.
 
-    The state_dict does not hold `threshold` (p, f64 []) and the counts between two steps of a controller;
-    both are never converted to another dtype. A controller saves p; `router.threshold.fill_(p)` sets it by
-    hand.
+    The state_dict does not hold the router's state, for example p (`gate.router.threshold`), and the counts
+    between two steps. A RouterUpdater saves the state; `gate.router.threshold.fill_(p)` sets p by hand.
 
     Raises:
         ValueError: an option out of range; in a call, an input of another shape.
     """
 
-    def __init__(self, hidden_size: int, num_experts: int, *, target_experts: float = 8,
-                 threshold: float = 0.25, method: Method = "dtop_p", normalization: Normalization = "dynamic",
+    def __init__(self, hidden_size: int, num_experts: int, *, router: RouterName | Router = "dtop_p",
+                 target_experts: float = 8, threshold: float = 0.25, normalization: Normalization = "dynamic",
                  renormalize: bool = True, max_experts: int = 0, load_balance: float = 1e-4,
                  dynamic: float = 1e-3, router_z: float = 0.0,
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.hidden_size = _size("hidden_size", hidden_size)
         self.num_experts = _size("num_experts", num_experts)
-        self.method, self.normalization = method, normalization
-        self.target_experts, self.initial_threshold = target_experts, threshold
-        self.renormalize, self.max_experts = renormalize, max_experts
+        self.normalization, self.renormalize = normalization, renormalize
         self.loss_weights = (load_balance, dynamic, router_z)
         self._check()
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, device=device, dtype=dtype))
         if normalization == "dynamic":
             self.scale = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
         self.register_load_state_dict_pre_hook(_take_scale_of_checkpoints)  # type: ignore[no-untyped-call]
-        self.counts_probs = False
+        if not isinstance(router, Router):
+            router = _named_router(router, num_experts, target_experts, threshold, max_experts)
         self._begin(self.weight.device)
+        self.set_router(router)
         self.reset_parameters()
+
+    def set_router(self, router: Router) -> None:
+        """Replaces the router. Create a RouterUpdater afterwards."""
+        self.router = router
+        self.statistics = self.tally.new_zeros(router.statistics_size)
+        router.place(self.tally.device)
 
     def reset_parameters(self) -> None:
         _draw(self.weight)
@@ -96,9 +101,9 @@ class DTopPRouter(nn.Module):
     def forward(self, x_TD: Tensor) -> Routing:
         """Routes the T tokens of x_TD [T, D], of any float dtype."""
         if x_TD.dim() != 2 or x_TD.shape[1] != self.hidden_size:
-            raise ValueError(f"DTopPRouter: expected x of shape [tokens, {self.hidden_size}], "
+            raise ValueError(f"Gate: expected x of shape [tokens, {self.hidden_size}], "
                              f"got {list(x_TD.shape)}")
-        if self.threshold.device != x_TD.device:
+        if self.tally.device != x_TD.device:
             self._place(x_TD.device)
         with torch.autocast(x_TD.device.type, enabled=False):
             return self._route(x_TD)
@@ -107,16 +112,14 @@ class DTopPRouter(nn.Module):
         real = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
         logits_TE = F.linear(x_TD.to(real), self.weight.to(real))
         scale = self.scale.reshape(()).to(real) if self.normalization == "dynamic" else logits_TE.new_ones(())
-        routing = functional.route(logits_TE, scale, self.threshold, normalization=self.normalization,
-                                   top_k=int(self.target_experts) if self.method == "top_k" else 0,
-                                   max_experts=self.max_experts, renormalize=self.renormalize)
+        routing = self.router.select(RouterInput(logits_TE, scale, self.normalization, self.renormalize,
+                                                 self.training))
         if not self.training:
             return routing
         losses = self._losses(routing)
         self._tally(routing, losses, scale)
-        if self.counts_probs:
-            operators.tally_(self.prob_histogram, functional.cumulative_prob_histogram(
-                logits_TE, scale, normalization=self.normalization, max_experts=self.max_experts))
+        if routing.statistics is not None:
+            operators.tally_(self.statistics, routing.statistics)
         weighted = [weight * loss for weight, loss in zip(self.loss_weights, losses) if weight != 0]
         if not weighted:
             return routing
@@ -135,45 +138,34 @@ class DTopPRouter(nn.Module):
     def _begin(self, device: torch.device) -> None:
         # Plain tensors: .to(dtype) would convert buffers, DistributedDataParallel would broadcast them, and
         # the state_dict would save them.
-        self.threshold = torch.full((), self.initial_threshold, dtype=torch.float64, device=device)
         self.loss_scale = torch.ones((), device=device)
-        # Expert counts [E] and the histogram of active experts [E + 1] since the last step of a controller.
+        # Expert counts [E] and the histogram of active experts [E + 1] since the last step.
         self.tally = torch.zeros(2 * self.num_experts + 1, dtype=torch.int64, device=device)
         # Sums of the three losses and of theta, and the number of calls summed.
         self.sums = torch.zeros(len(LOSSES) + 2, dtype=torch.float64, device=device)
-        self.prob_histogram = torch.zeros(CUMULATIVE_PROB_BINS, dtype=torch.int64, device=device)
 
     def _place(self, device: torch.device) -> None:
-        if self.threshold.is_meta:
+        if self.tally.is_meta:
             self._begin(device)
-        for name in ("threshold", "loss_scale", "tally", "sums", "prob_histogram"):
+            self.statistics = self.tally.new_zeros(self.statistics.shape)
+        for name in ("loss_scale", "tally", "sums", "statistics"):
             setattr(self, name, getattr(self, name).to(device))
+        self.router.place(device)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "DTopPRouter":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Gate":
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._place(self.weight.device)
         return self
 
     def _check(self) -> None:
-        experts, target, threshold = self.num_experts, self.target_experts, self.initial_threshold
-        _expect(self.method in ("top_k", "top_p", "dtop_p"),
-                f"method top_k, top_p or dtop_p, got '{self.method}'")
         _expect(self.normalization in ("none", "fixed", "dynamic"),
                 f"normalization none, fixed or dynamic, got '{self.normalization}'")
-        _expect(0 < threshold < 1, f"a threshold between 0 and 1, both excluded, got {threshold}")
-        _expect(1 <= target <= experts or self.method == "top_p",
-                f"target_experts from 1 to num_experts {experts}, got {target}")
-        _expect(self.method != "top_k" or target == int(target),
-                f"a whole number as target_experts with method top_k, got {target}")
-        _expect(self.max_experts == 0 or self.max_experts >= target or self.method == "top_p",
-                f"max_experts of at least target_experts {target}, or 0, got {self.max_experts}")
-        _expect(self.max_experts >= 0, f"max_experts of at least 0, got {self.max_experts}")
         for name, weight in zip(LOSSES, self.loss_weights):
             _expect(0 <= weight < float("inf"), f"a weight {name} of at least 0, got {weight}")
 
     def extra_repr(self) -> str:
-        return (f"hidden_size={self.hidden_size}, num_experts={self.num_experts}, method={self.method}, "
-                f"target_experts={self.target_experts}, normalization={self.normalization}")
+        return (f"hidden_size={self.hidden_size}, num_experts={self.num_experts}, "
+                f"normalization={self.normalization}")
 
 
 class Experts(nn.Module):
@@ -213,19 +205,19 @@ class Experts(nn.Module):
 class MoE(nn.Module):
     """A Mixture-of-Experts feed-forward layer: y = sum over the selected experts of gate_e E_e(x).
 
-    Arguments and errors are those of DTopPRouter (`gate`) and Experts (`experts`). The state_dict holds
+    Arguments and errors are those of Gate (`gate`) and Experts (`experts`). The state_dict holds
     gate.weight [E, D], gate.scale [1] (if dynamic), experts.gate_up_proj [E, 2F, D] and experts.down_proj [E,
     D, F]. These are the names of a dtopp checkpoint below `mlp.`, which load_state_dict accepts.
     """
 
-    def __init__(self, hidden_size: int, ffn_hidden_size: int, num_experts: int, *, target_experts: float = 8,
-                 threshold: float = 0.25, method: Method = "dtop_p", normalization: Normalization = "dynamic",
+    def __init__(self, hidden_size: int, ffn_hidden_size: int, num_experts: int, *, router: RouterName | Router = "dtop_p",
+                 target_experts: float = 8, threshold: float = 0.25, normalization: Normalization = "dynamic",
                  renormalize: bool = True, max_experts: int = 0, load_balance: float = 1e-4,
                  dynamic: float = 1e-3, router_z: float = 0.0, device: torch.device | str | None = None,
                  dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self.gate = DTopPRouter(
-            hidden_size, num_experts, target_experts=target_experts, threshold=threshold, method=method,
+        self.gate = Gate(
+            hidden_size, num_experts, router=router, target_experts=target_experts, threshold=threshold,
             normalization=normalization, renormalize=renormalize, max_experts=max_experts,
             load_balance=load_balance, dynamic=dynamic, router_z=router_z, device=device, dtype=dtype)
         self.experts = Experts(hidden_size, ffn_hidden_size, num_experts, device=device, dtype=dtype)
@@ -236,6 +228,21 @@ class MoE(nn.Module):
         routing: Routing = self.gate(x_TD)
         y_TD: Tensor = self.experts(x_TD, routing.gates_TE)
         return y_TD.reshape(x.shape)
+
+
+def _named_router(name: str, experts: int, target: float, threshold: float, max_experts: int) -> Router:
+    _expect(name in ("top_k", "top_p", "dtop_p"), f"router top_k, top_p, dtop_p or a Router, got '{name}'")
+    _expect(0 < threshold < 1, f"a threshold between 0 and 1, both excluded, got {threshold}")
+    _expect(max_experts >= 0, f"max_experts of at least 0, got {max_experts}")
+    if name == "top_p":
+        return TopP(threshold, max_experts)
+    _expect(1 <= target <= experts, f"target_experts from 1 to num_experts {experts}, got {target}")
+    _expect(max_experts == 0 or max_experts >= target,
+            f"max_experts of at least target_experts {target}, or 0, got {max_experts}")
+    if name == "dtop_p":
+        return DTopP(experts, target, threshold, max_experts)
+    _expect(target == int(target), f"a whole number as target_experts with router top_k, got {target}")
+    return TopK(int(target))
 
 
 def _expect(fits: bool, expected: str) -> None:

@@ -12,7 +12,7 @@ _OCTAVES, _BINS_OF_OCTAVE = 32, 64
 _HALF = _OCTAVES * _BINS_OF_OCTAVE  # bins of cumulative probability below one half; as many lie above
 
 
-def _normalized(logits_TE: Tensor, scale: Tensor, normalization: str) -> tuple[Tensor, Tensor]:
+def normalized(logits_TE: Tensor, scale: Tensor, normalization: str) -> tuple[Tensor, Tensor]:
     """Returns (z, s): the logits in f32 (f64), and the input of the softmax."""
     z_TE = logits_TE if logits_TE.dtype == torch.float64 else logits_TE.float()
     if normalization == "none":
@@ -38,15 +38,28 @@ def _chosen(prob_TE: Tensor, threshold: Tensor, top_k: int, max_experts: int) ->
     return torch.zeros_like(prob_TE, dtype=torch.bool).scatter(-1, order_TE, keep_TE)
 
 
+_Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
 def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, normalization: str, top_k: int,
-          max_experts: int, renormalize: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    z_TE, s_TE = _normalized(logits_TE, scale, normalization)
+          max_experts: int, renormalize: bool) -> _Six:
+    z_TE, s_TE = normalized(logits_TE, scale, normalization)
+    chosen_TE = _chosen(s_TE.detach().softmax(-1), threshold, top_k, max_experts)
+    return _routing(z_TE, s_TE, chosen_TE, renormalize)
+
+
+def route_selected(logits_TE: Tensor, scale: Tensor, chosen_TE: Tensor, normalization: str,
+                   renormalize: bool) -> _Six:
+    return _routing(*normalized(logits_TE, scale, normalization), chosen_TE, renormalize)
+
+
+def _routing(z_TE: Tensor, s_TE: Tensor, chosen_TE: Tensor, renormalize: bool) -> _Six:
     prob_TE, tokens = s_TE.softmax(-1), max(z_TE.shape[0], 1)
-    chosen_TE = _chosen(prob_TE.detach(), threshold, top_k, max_experts)
     gates_TE = prob_TE.where(chosen_TE, 0)
     if renormalize:
-        gates_TE = (gates_TE / gates_TE.sum(-1, keepdim=True, dtype=torch.float64)).to(prob_TE.dtype)
-        gates_TE = gates_TE.where(chosen_TE, 0)
+        sum_T1 = gates_TE.sum(-1, keepdim=True, dtype=torch.float64)
+        sum_T1 = sum_T1.where(chosen_TE.any(-1, keepdim=True), 1)
+        gates_TE = (gates_TE / sum_T1).to(prob_TE.dtype).where(chosen_TE, 0)
     active_T = chosen_TE.sum(-1)
     histogram = torch.zeros(z_TE.shape[1] + 1, dtype=torch.int64, device=z_TE.device)
     histogram = histogram.scatter_add(0, active_T, torch.ones_like(active_T))
@@ -100,7 +113,7 @@ def experts_backward(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_
 
 def cumulative_prob_histogram(logits_TE: Tensor, scale: Tensor, normalization: str, max_experts: int,
                    stride: int) -> Tensor:
-    prob_TE = _normalized(logits_TE[::stride], scale, normalization)[1].softmax(-1)
+    prob_TE = normalized(logits_TE[::stride], scale, normalization)[1].softmax(-1)
     counted_T1 = prob_TE.isfinite().all(-1, keepdim=True)
     limit = min(max_experts or prob_TE.shape[1], prob_TE.shape[1])
     cumulative_prob_TE = prob_TE.sort(-1, descending=True).values.double().cumsum(-1)[:, : limit - 1]

@@ -40,8 +40,8 @@ def run(block, call, x):
     y.square().sum().backward()
     grads = gradients(block, leaf)
     gate = block.moe.gate
-    counted = [gate.tally.clone(), gate.sums.clone(), gate.prob_histogram.clone()]
-    for tensor in (gate.tally, gate.sums, gate.prob_histogram):
+    counted = [gate.tally.clone(), gate.sums.clone(), gate.statistics.clone()]
+    for tensor in (gate.tally, gate.sums, gate.statistics):
         tensor.zero_()
     return y.detach(), grads, counted
 
@@ -115,7 +115,7 @@ def test_inductor_is_exact_and_a_moving_threshold_compiles_nothing_again(both_fo
         for _ in range(4):
             block(x)
             controller.step()
-            thresholds.add(block.moe.gate.threshold.item())
+            thresholds.add(block.moe.gate.router.threshold.item())
             x = torch.randn(33, 16)
             same(run(block, call, x), run(block, block, x))
     assert len(thresholds) == 4

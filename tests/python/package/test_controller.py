@@ -38,10 +38,9 @@ def test_threshold_follows_the_papers_law(scope):
             model(torch.randn(11, 16))
         want.update(active_of(model))
         controller.step()
-        assert [moe.gate.threshold.item() for moe in model] == pytest.approx(want.thresholds(), abs=1e-14)
-        state = controller.state_dict()
-        assert isinstance(state["threshold"], list) == (scope == "layer")
-    assert len({moe.gate.threshold.item() for moe in model}) == (3 if scope == "layer" else 1)
+        assert [moe.gate.router.threshold.item() for moe in model] == pytest.approx(want.thresholds(), abs=1e-14)
+        assert len(controller.routers) == (3 if scope == "layer" else 1)
+    assert len({moe.gate.router.threshold.item() for moe in model}) == (3 if scope == "layer" else 1)
 
 
 def test_windup_is_left_out_where_the_threshold_is_at_a_bound():
@@ -55,8 +54,8 @@ def test_windup_is_left_out_where_the_threshold_is_at_a_bound():
         model(torch.randn(40, 16))
         want.update(active_of(model))
         controller.step()
-    assert controller.state_dict() == pytest.approx({"threshold": want.p[0], "error_sum": want.error_sum[0],
-                                                      "steps": 6})
+    assert controller.state_dict() == pytest.approx({"0.threshold": want.p[0], "0.error_sum": want.error_sum[0],
+                                                      "0.steps": 6})
     assert want.p[0] == 1 - 1e-6 and want.error_sum[0] == 0
 
 
@@ -108,7 +107,7 @@ def test_attached_controller_steps_with_the_optimizer():
     model(torch.randn(9, 16)).sum().backward()
     optimizer.step()
     moved = controller.state_dict()
-    assert moved["threshold"] != 0.5 and active_tokens(model) == 0
+    assert moved["0.threshold"] != 0.5 and active_tokens(model) == 0
     handle.remove()
     model(torch.randn(9, 16)).sum().backward()
     optimizer.step()
@@ -125,8 +124,8 @@ def test_state_comes_back_exactly():
     other = dtopp.ThresholdController(twin, scope="layer")
     other.load_state_dict(state)
     assert other.state_dict() == state
-    assert [moe.gate.threshold for moe in twin] == [moe.gate.threshold for moe in model]
-    with pytest.raises(ValueError, match="of 3 controllers, expected 1"):
+    assert [moe.gate.router.threshold for moe in twin] == [moe.gate.router.threshold for moe in model]
+    with pytest.raises(ValueError, match=r"the state 0.threshold, 0.error_sum, 0.steps, got .*2.steps"):
         dtopp.ThresholdController(stack()).load_state_dict(state)
 
 

@@ -15,8 +15,8 @@ needs_both_forms = pytest.mark.skipif(len(FORMS) < 2, reason="DTOPP_OPS= selects
 
 OPTIONS = {
     "dtop_p": ({}, {}),
-    "top_p_fixed": ({"method": "top_p", "normalization": "fixed"}, {"normalization": "fixed"}),
-    "top_k_none": ({"method": "top_k", "normalization": "none"}, {"normalization": "none", "top_k": 2}),
+    "top_p_fixed": ({"router": "top_p", "normalization": "fixed"}, {"normalization": "fixed"}),
+    "top_k_none": ({"router": "top_k", "normalization": "none"}, {"normalization": "none", "top_k": 2}),
     "at_most": ({"max_experts": 3, "threshold": 0.9}, {"max_experts": 3}),
     "own_probability": ({"renormalize": False}, {"renormalize": False}),
 }
@@ -152,7 +152,7 @@ def test_bf16_model_keeps_its_threshold_and_its_counts(both_forms):
     moe, x = layer(threshold=0.41532), torch.randn(64, 16)
     active = reference(moe.bfloat16(), x.bfloat16())[2]
     y = moe(x.bfloat16())
-    assert y.dtype == torch.bfloat16 and moe.gate.threshold.item() == 0.41532
+    assert y.dtype == torch.bfloat16 and moe.gate.router.threshold.item() == 0.41532
     assert moe.gate.tally.dtype == torch.int64
     assert torch.equal(moe.gate.tally[6:], torch.bincount(active, minlength=7))
     close(y, reference(moe, x.bfloat16())[0], torch.bfloat16)
@@ -194,7 +194,7 @@ def test_copies_and_models_made_without_memory_work(both_forms):
     with torch.device("meta"):
         empty = dtopp.MoE(16, 12, 6, target_experts=2, threshold=0.5)
     empty.to_empty(device="cpu").load_state_dict(moe.state_dict())
-    assert empty.gate.threshold.item() == 0.5 and torch.equal(empty(x), moe(x))
+    assert empty.gate.router.threshold.item() == 0.5 and torch.equal(empty(x), moe(x))
 
 
 def test_routing_of_the_router_alone():
@@ -214,19 +214,21 @@ MISTAKES = [
     (lambda: dtopp.MoE(16, 12, 0), "num_experts of at least 1, got 0"),
     (lambda: dtopp.MoE(16, 12, 4), "target_experts from 1 to num_experts 4, got 8"),
     (lambda: dtopp.MoE(16, 12, 8, threshold=1.0), "threshold between 0 and 1"),
-    (lambda: dtopp.MoE(16, 12, 8, method="topk"), "method top_k, top_p or dtop_p, got 'topk'"),
-    (lambda: dtopp.MoE(16, 12, 8, method="top_k", target_experts=1.5), "a whole number"),
+    (lambda: dtopp.MoE(16, 12, 8, router="topk"), "router top_k, top_p, dtop_p or a Router, got 'topk'"),
+    (lambda: dtopp.MoE(16, 12, 8, router="top_k", target_experts=1.5), "a whole number"),
     (lambda: dtopp.MoE(16, 12, 8, max_experts=4), "max_experts of at least target_experts 8, or 0, got 4"),
     (lambda: dtopp.MoE(16, 12, 8, normalization="layer"), "normalization none, fixed or dynamic, got 'layer'"),
     (lambda: dtopp.set_loss_scale(float("inf")), "a loss scale above 0 and finite, got inf"),
     (lambda: dtopp.MoE(16, 12, 8, dynamic=-1.0), "a weight dynamic of at least 0, got -1"),
-    (lambda: layer()(torch.zeros(3, 15)), r"DTopPRouter: .*\[tokens, 16\], got \[3, 15\]"),
+    (lambda: layer()(torch.zeros(3, 15)), r"Gate: .*\[tokens, 16\], got \[3, 15\]"),
     (lambda: layer()(torch.zeros(3, 16).bfloat16()), "moe_ffn: .*x's dtype torch.bfloat16"),
     (lambda: functional.moe_ffn(torch.zeros(3, 4), torch.zeros(3, 2), torch.zeros(2, 5, 4), torch.zeros(2, 4, 3)),
      r"moe_ffn: expected gate_up_proj of shape \[2, 6, 4\], got \[2, 5, 4\]"),
     (lambda: functional.route(torch.zeros(3, 2), torch.tensor(1.0), torch.tensor(0.5)), "route: .*torch.float64"),
     (lambda: functional.route(torch.zeros(3, 2), torch.tensor(1.0), torch.tensor(0.5).double(), top_k=3),
      "route: expected top_k from 0 to the number of experts 2, got 3"),
+    (lambda: functional.route_selected(torch.zeros(3, 2), torch.tensor(1.0), torch.zeros(2, 2).bool()),
+     r"route_selected: expected a selection of dtype torch.bool and shape \[3, 2\], got torch.bool \[2, 2\]"),
     (lambda: functional.linear_cross_entropy(torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(2).long()),
      r"linear_cross_entropy: .*shape \[3\], got torch.int64 \[2\]"),
 ]

