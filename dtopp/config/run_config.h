@@ -118,6 +118,7 @@ struct CheckpointConfig {
 struct LoggingConfig {
   int64_t every = 1;  // steps per line of metrics
   bool tensorboard = true;
+  int64_t trace_step = 0;  // the step to record in trace.json; 0: none
 };
 
 struct RunConfig {
@@ -184,6 +185,7 @@ void visit_fields(SectionOf<CheckpointConfig> auto& config, auto&& field) {
 void visit_fields(SectionOf<LoggingConfig> auto& config, auto&& field) {
   field("every", config.every);
   field("tensorboard", config.tensorboard);
+  field("trace_step", config.trace_step);
 }
 
 void visit_fields(SectionOf<RunConfig> auto& config, auto&& field) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 
 #include "dtopp/base/steady_seconds.h"
 #include "dtopp/ops/gemm/linear.h"
@@ -31,10 +31,12 @@ class Product {
   }
 
  private:
-  // Constant values would distort the result: a device then draws less power and runs faster.
+  // Constant values would distort the result: a device then draws less power and runs faster. A copy of the
+  // device's generator leaves that one as it is.
   static at::Tensor random(at::IntArrayRef sizes, const at::TensorOptions& options) {
-    return at::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(1), options.device(at::kCPU))
-        .to(options);
+    at::Generator generator = at::globalContext().defaultGenerator(options.device()).clone();
+    generator.set_current_seed(1);
+    return at::randn(sizes, generator, options);
   }
 
   at::Tensor a_, b_, c_;

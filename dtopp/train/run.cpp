@@ -14,6 +14,7 @@
 #include "dtopp/train/run_records.h"
 #include "dtopp/train/run_start.h"
 #include "dtopp/train/step_decision.h"
+#include "dtopp/train/step_trace.h"
 
 namespace dtopp::train {
 
@@ -82,6 +83,11 @@ void Run::open_outputs(bool resumed) {
 
 void Run::train_step() {
   saver_.poll();
+  // A trace begins on an idle device. An earlier step may have to run first, again.
+  if (next_is_traced()) take_results(0);
+  const bool traced = next_is_traced();
+  std::optional<StepTrace> trace;
+  if (traced && cluster_.is_main_rank()) trace.emplace(groups_.device);
   cluster_.begin(trainer_.state().step + 1, "step");
   if (meter_) meter_->begin();
   try {
@@ -91,8 +97,16 @@ void Run::train_step() {
   }
   // On a device, one step stays in flight while the host continues. The number is fixed: if it depended on
   // arrivals, the state at the start of a step would depend on timing.
-  take_results(groups_.device.is_cpu() ? 0 : 1);
+  take_results(groups_.device.is_cpu() || traced ? 0 : 1);
+  if (trace) save_trace(*trace);
   if (stop_requested_) stop_here();
+}
+
+void Run::save_trace(StepTrace& trace) {
+  const std::filesystem::path path = std::filesystem::path(config_.output) / "trace.json";
+  trace.save(path);
+  log_.message("step " + std::to_string(config_.logging.trace_step) + " is recorded in " + path.string() +
+               "; open it at https://ui.perfetto.dev");
 }
 
 void Run::take_results(size_t in_flight) {

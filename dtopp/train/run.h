@@ -17,6 +17,7 @@
 #include "dtopp/train/periodic.h"
 #include "dtopp/train/run_saving.h"
 #include "dtopp/train/step_meter.h"
+#include "dtopp/train/step_trace.h"
 
 namespace dtopp::train {
 
@@ -54,6 +55,8 @@ class Run {
   // Opens the files of rank 0.
   void open_outputs(bool resumed);
   void train_step();
+  bool next_is_traced() const { return trainer_.state().step + 1 == config_.logging.trace_step; }
+  void save_trace(StepTrace& trace);
   // Processes results until at most `in_flight` issued steps are left.
   void take_results(size_t in_flight);
   void record(const StepResult& result);

@@ -248,6 +248,7 @@ TEST_F(RunConfigTest, a_resumed_run_may_change_how_it_works_but_not_what_it_comp
                                             "checkpoint.asynchronous",
                                             "logging.every",
                                             "logging.tensorboard",
+                                            "logging.trace_step",
                                             "output"}));
   free.clear();
   for (const std::string& key : config_keys<DiffusionConfig>()) {

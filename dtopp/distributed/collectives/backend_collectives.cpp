@@ -1,5 +1,6 @@
 #include "dtopp/distributed/collectives/backend_collectives.h"
 
+#include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "dtopp/base/errors.h"
@@ -65,6 +66,8 @@ Pending BackendCollectives::start(const Collective& collective) {
 
 // Takes a copy of the collective because torch may change its arguments: Gloo empties the splits.
 c10::intrusive_ptr<c10d::Work> BackendCollectives::issue(Collective collective) {
+  // Gloo's threads inherit the caller's recording of operators and may outlive it (train/step_trace.h).
+  const at::DisableRecordFunctionGuard unrecorded;
   std::vector<at::Tensor> tensors = {collective.out};
   switch (collective.kind) {
     case Collective::Kind::kAllToAll:

@@ -1,223 +1,192 @@
-// Forward: one thread block per token. A thread always processes the same pairs of packs: one pack of
-// neighboring numbers in the lower half of a head and its partner in the upper half. The rotation therefore
-// needs no communication between threads. Mean and standard deviation are two sums over the block; an RMS
-// norm needs only the second. The row is read again from cache for each.
+// One thread block processes a token at a time. A thread holds in registers the same numbers of every row:
+// kPairs pairs of packs, one of neighboring numbers in the lower half of a head and its partner in the upper
+// half. A row is therefore read once, and the rotation needs no communication between threads.
+//
+// Forward: mean and standard deviation are two sums over the block; an RMS norm needs only the second.
 //
 // Backward: the inverse rotation is applied to the gradient. Its sum and its product with the normalized row,
-// again sums over the block, give dx. A block processes kTokensPerBlock tokens. It adds their gradients of
-// the gain, in the order of tokens, to its own row in shared memory. That row is laid out so that neighboring
-// threads access neighboring banks.
+// again sums over the block, give dx. A block processes kTokensPerBlock tokens and adds their gradients of
+// the gain in the order of tokens.
 #include "dtopp/ops/attention/norm_rotary_cuda.h"
 #include "dtopp/ops/cuda/cuda_kernel.h"
 
 namespace dtopp::ops::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr size_t kScratchBytes = kThreads / kWarp * sizeof(float);
 constexpr int64_t kTokensPerBlock = 32;
 
-// A pack of the lower half of a head and its partner in the upper half: their positions in a row, and the
-// position of their angles, which both halves share.
-struct HalfPacks {
-  int64_t low, high, angle;  // in packs
-  int64_t index;             // among all such pairs of packs in a row
+// The numbers of a row that a thread holds: of each pair of packs the lower one, then the upper one.
+template <int kWidth, int kPairs>
+using Numbers = float[kPairs][2 * kWidth];
 
-  template <typename Scalar>
-  __device__ HalfPacks(const NormRotary<Scalar>& in, int64_t index, int width) : index(index) {
-    const int half = static_cast<int>(in.width) / 2 / width;
-    angle = static_cast<int>(index) % half;
-    low = (index - angle) * 2 + angle;
-    high = low + half;
-  }
-};
-
-template <typename Scalar, int kWidth>
-struct Row {
+// The pairs of packs of a thread.
+template <typename Scalar, int kWidth, int kPairs>
+struct Columns {
   const NormRotary<Scalar>& in;
-  int64_t t;
 
-  __device__ const Scalar* x() const { return in.x_TD + t * in.hidden; }
-  __device__ const float* cos() const { return in.cos_TK + t * in.width; }
-  __device__ const float* sin() const { return in.sin_TK + t * in.width; }
-
-  __device__ int64_t pairs_of_packs() const { return in.hidden / 2 / kWidth; }
-
-  // Calls `body` with each of the thread's pairs of packs.
+  // Calls body(n, low, high, angle) with the n-th pair's packs and that of their angles, which both share.
   template <typename Body>
-  __device__ void for_packs(const Body& body) const {
-    for (int64_t n = threadIdx.x; n < pairs_of_packs(); n += kThreads) body(HalfPacks(in, n, kWidth));
+  __device__ void for_pairs(const Body& body) const {
+    const int half = static_cast<int>(in.width) / 2 / kWidth;
+    const int pairs = static_cast<int>(in.hidden) / 2 / kWidth;
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      const int index = static_cast<int>(threadIdx.x) + n * static_cast<int>(blockDim.x);
+      if (index >= pairs) continue;
+      const int angle = index % half, low = (index - angle) * 2 + angle;
+      body(n, low, low + half, angle);
+    }
   }
-};
 
-struct Moments {
-  float mean, inverse_sigma;
-};
-
-template <typename Scalar, int kWidth>
-__device__ Moments moments_of(const Row<Scalar, kWidth>& row, float* scratch) {
-  const float hidden = static_cast<float>(row.in.hidden);
-  float mean = 0, squares = 0;
-  if (row.in.centred) {
-    float sum = 0;
-    row.for_packs([&](const HalfPacks& packs) {
-      const auto low = load_pack<kWidth>(row.x(), packs.low), high = load_pack<kWidth>(row.x(), packs.high);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) sum += load(low.of[i]) + load(high.of[i]);
-    });
-    mean = block_sum(sum, scratch) / hidden;
-  }
-  row.for_packs([&](const HalfPacks& packs) {
-    const auto low = load_pack<kWidth>(row.x(), packs.low), high = load_pack<kWidth>(row.x(), packs.high);
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const float a = load(low.of[i]) - mean, b = load(high.of[i]) - mean;
-      squares += a * a + b * b;
-    }
-  });
-  return {mean, 1 / std::sqrt(block_sum(squares, scratch) / hidden + row.in.eps)};
-}
-
-template <typename Scalar, int kWidth>
-__global__ void __launch_bounds__(kThreads) forward_kernel(NormRotary<Scalar> in, Scalar* y_TD) {
-  const Row<Scalar, kWidth> row{in, blockIdx.x};
-  const Moments moments = moments_of(row, reinterpret_cast<float*>(shared_memory()));
-  Scalar* y = y_TD + row.t * in.hidden;
-  row.for_packs([&](const HalfPacks& packs) {
-    const auto x_low = load_pack<kWidth>(row.x(), packs.low), x_high = load_pack<kWidth>(row.x(), packs.high);
-    const auto gain_low = load_pack<kWidth>(in.gain_D, packs.low),
-               gain_high = load_pack<kWidth>(in.gain_D, packs.high);
-    const auto cos = load_pack<kWidth>(row.cos(), packs.angle),
-               sin = load_pack<kWidth>(row.sin(), packs.angle);
-    Pack<Scalar, kWidth> low, high;
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const float a = (load(x_low.of[i]) - moments.mean) * (moments.inverse_sigma * load(gain_low.of[i]));
-      const float b = (load(x_high.of[i]) - moments.mean) * (moments.inverse_sigma * load(gain_high.of[i]));
-      store(&low.of[i], a * cos.of[i] - b * sin.of[i]);
-      store(&high.of[i], b * cos.of[i] + a * sin.of[i]);
-    }
-    store_pack(y, packs.low, low);
-    store_pack(y, packs.high, high);
-  });
-}
-
-// One number of the row: its normalized value, and the gradient that reaches it, before the gain.
-struct Turned {
-  float normal, gradient;
-};
-
-// Sums of the gain's gradient: [half of a head][position in a pack][pair of packs].
-template <int kWidth>
-struct GainSums {
-  float* sums;
-  int64_t pairs;
-
-  __device__ float& at(int half, int i, int64_t index) const {
-    return sums[(half * kWidth + i) * pairs + index];
-  }
-};
-
-// Calls body(packs, half of a head, index of the pack, its numbers) for each of the thread's packs.
-template <typename Scalar, int kWidth, typename Body>
-__device__ void for_rotated(const Row<Scalar, kWidth>& row, const Moments& moments, const Scalar* grad_D,
-                            const Body& body) {
-  row.for_packs([&](const HalfPacks& packs) {
-    const auto x_low = load_pack<kWidth>(row.x(), packs.low), x_high = load_pack<kWidth>(row.x(), packs.high);
-    const auto grad_low = load_pack<kWidth>(grad_D, packs.low),
-               grad_high = load_pack<kWidth>(grad_D, packs.high);
-    const auto cos = load_pack<kWidth>(row.cos(), packs.angle),
-               sin = load_pack<kWidth>(row.sin(), packs.angle);
-    Turned low[kWidth], high[kWidth];
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const float a = load(grad_low.of[i]), b = load(grad_high.of[i]);
-      low[i] = {(load(x_low.of[i]) - moments.mean) * moments.inverse_sigma, a * cos.of[i] + b * sin.of[i]};
-      high[i] = {(load(x_high.of[i]) - moments.mean) * moments.inverse_sigma, b * cos.of[i] - a * sin.of[i]};
-    }
-    body(packs, 0, packs.low, low);
-    body(packs, 1, packs.high, high);
-  });
-}
-
-template <typename Scalar, int kWidth>
-__device__ void token_backward(const Row<Scalar, kWidth>& row, const Scalar* grad_D, Scalar* grad_x_D,
-                               const GainSums<kWidth>& grad_gain, float* scratch) {
-  const Scalar* gain_D = row.in.gain_D;
-  const float hidden = static_cast<float>(row.in.hidden);
-  const Moments moments = moments_of(row, scratch);
-  float sum = 0, product = 0;
-  using Numbers = Turned[kWidth];
-  for_rotated(row, moments, grad_D,
-              [&](const HalfPacks& packs, int half, int64_t pack, const Numbers& rotated) {
-                const auto gain = load_pack<kWidth>(gain_D, pack);
-#pragma unroll
-                for (int i = 0; i < kWidth; ++i) {
-                  const float scaled = rotated[i].gradient * load(gain.of[i]);
-                  grad_gain.at(half, i, packs.index) += rotated[i].gradient * rotated[i].normal;
-                  sum += scaled;
-                  product += scaled * rotated[i].normal;
-                }
-              });
-  const float mean = row.in.centred ? block_sum(sum, scratch) / hidden : 0;
-  const float projection = block_sum(product, scratch) / hidden;
-  for_rotated(row, moments, grad_D, [&](const HalfPacks&, int, int64_t pack, const Numbers& rotated) {
-    const auto gain = load_pack<kWidth>(gain_D, pack);
-    Pack<Scalar, kWidth> grad_x;
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const float scaled = rotated[i].gradient * load(gain.of[i]);
-      store(&grad_x.of[i], moments.inverse_sigma * (scaled - mean - rotated[i].normal * projection));
-    }
-    store_pack(grad_x_D, pack, grad_x);
-  });
-}
-
-template <typename Scalar, int kWidth>
-__global__ void __launch_bounds__(kThreads)
-    backward_kernel(NormRotary<Scalar> in, const Scalar* grad_y_TD, Scalar* grad_x_TD, float* grad_gain_BD) {
-  float* scratch = reinterpret_cast<float*>(shared_memory());
-  const int64_t first = blockIdx.x * kTokensPerBlock;
-  const Row<Scalar, kWidth> row{in, first};
-  const GainSums<kWidth> grad_gain{scratch + kThreads / kWarp, row.pairs_of_packs()};
-  // A thread reads and writes only its own numbers of the sums.
-  const auto for_sums = [&](const auto& body) {
-    row.for_packs([&](const HalfPacks& packs) {
+  __device__ void read(const Scalar* row_D, Numbers<kWidth, kPairs>& row) const {
+    for_pairs([&](int n, int low, int high, int) {
+      const auto lower = load_pack<kWidth>(row_D, low), upper = load_pack<kWidth>(row_D, high);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
-        body(grad_gain.at(0, i, packs.index), packs.low * kWidth + i);
-        body(grad_gain.at(1, i, packs.index), packs.high * kWidth + i);
+        row[n][i] = load(lower.of[i]);
+        row[n][kWidth + i] = load(upper.of[i]);
       }
     });
-  };
-  for_sums([](float& sum, int64_t) { sum = 0; });
-  for (int64_t t = first; t < first + kTokensPerBlock && t < in.tokens; ++t) {
-    const int64_t offset = t * in.hidden;
-    token_backward(Row<Scalar, kWidth>{in, t}, grad_y_TD + offset, grad_x_TD + offset, grad_gain, scratch);
   }
-  float* out = grad_gain_BD + blockIdx.x * in.hidden;
-  for_sums([&](float& sum, int64_t d) { out[d] = sum; });
+
+  __device__ void write(const Numbers<kWidth, kPairs>& row, Scalar* row_D) const {
+    for_pairs([&](int n, int low, int high, int) {
+      Pack<Scalar, kWidth> lower, upper;
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        store(&lower.of[i], row[n][i]);
+        store(&upper.of[i], row[n][kWidth + i]);
+      }
+      store_pack(row_D, low, lower);
+      store_pack(row_D, high, upper);
+    });
+  }
+
+  // Rotates a token's numbers by its angles; direction -1 is the inverse.
+  __device__ void rotate(int64_t token, float direction, Numbers<kWidth, kPairs>& row) const {
+    for_pairs([&](int n, int, int, int angle) {
+      const auto cos = load_pack<kWidth>(in.cos_TK + token * in.width, angle),
+                 sin = load_pack<kWidth>(in.sin_TK + token * in.width, angle);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        const float a = row[n][i], b = row[n][kWidth + i], turn = direction * sin.of[i];
+        row[n][i] = a * cos.of[i] - b * turn;
+        row[n][kWidth + i] = b * cos.of[i] + a * turn;
+      }
+    });
+  }
+
+  // Calls body(number of the pair, index) for each number that the thread holds.
+  template <typename Body>
+  __device__ void for_numbers(const Body& body) const {
+    for_pairs([&](int n, int, int, int) {
+#pragma unroll
+      for (int i = 0; i < 2 * kWidth; ++i) body(n, i);
+    });
+  }
+
+  // Subtracts the mean and divides by the standard deviation. Returns its inverse.
+  __device__ float normalize(Numbers<kWidth, kPairs>& row, float* scratch) const {
+    const float hidden = static_cast<float>(in.hidden);
+    if (in.centred) {
+      float sum = 0;
+      for_numbers([&](int n, int i) { sum += row[n][i]; });
+      const float mean = block_sum(sum, scratch) / hidden;
+      for_numbers([&](int n, int i) { row[n][i] -= mean; });
+    }
+    float squares = 0;
+    for_numbers([&](int n, int i) { squares += row[n][i] * row[n][i]; });
+    const float inverse_sigma = 1 / std::sqrt(block_sum(squares, scratch) / hidden + in.eps);
+    for_numbers([&](int n, int i) { row[n][i] *= inverse_sigma; });
+    return inverse_sigma;
+  }
+};
+
+template <typename Scalar, int kWidth, int kPairs, int kThreads>
+__global__ void __launch_bounds__(kThreads) forward_kernel(NormRotary<Scalar> in, Scalar* y_TD) {
+  const Columns<Scalar, kWidth, kPairs> columns{in};
+  const int64_t token = blockIdx.x;
+  Numbers<kWidth, kPairs> row, gain;
+  columns.read(in.x_TD + token * in.hidden, row);
+  columns.read(in.gain_D, gain);
+  columns.normalize(row, reinterpret_cast<float*>(shared_memory()));
+  columns.for_numbers([&](int n, int i) { row[n][i] *= gain[n][i]; });
+  columns.rotate(token, 1, row);
+  columns.write(row, y_TD + token * in.hidden);
 }
 
-// Calls `body` with the width of a pack. A pack is 16 bytes of Scalar if the halves of heads consist of whole
-// packs, else one number. The angles, 4 bytes each, then take two loads.
+template <typename Scalar, int kWidth, int kPairs, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(NormRotary<Scalar> in, const Scalar* grad_y_TD, Scalar* grad_x_TD, float* grad_gain_BD) {
+  const Columns<Scalar, kWidth, kPairs> columns{in};
+  float* scratch = reinterpret_cast<float*>(shared_memory());
+  const float hidden = static_cast<float>(in.hidden);
+  Numbers<kWidth, kPairs> gain, grad_gain = {};
+  columns.read(in.gain_D, gain);
+  const int64_t first = blockIdx.x * kTokensPerBlock;
+  for (int64_t token = first; token < first + kTokensPerBlock && token < in.tokens; ++token) {
+    Numbers<kWidth, kPairs> row, grad;
+    columns.read(in.x_TD + token * in.hidden, row);
+    columns.read(grad_y_TD + token * in.hidden, grad);
+    const float inverse_sigma = columns.normalize(row, scratch);
+    columns.rotate(token, -1, grad);
+    float sum = 0, product = 0;
+    columns.for_numbers([&](int n, int i) {
+      grad_gain[n][i] += grad[n][i] * row[n][i];
+      grad[n][i] *= gain[n][i];
+      sum += grad[n][i];
+      product += grad[n][i] * row[n][i];
+    });
+    const float mean = in.centred ? block_sum(sum, scratch) / hidden : 0;
+    const float projection = block_sum(product, scratch) / hidden;
+    columns.for_numbers(
+        [&](int n, int i) { grad[n][i] = inverse_sigma * (grad[n][i] - mean - row[n][i] * projection); });
+    columns.write(grad, grad_x_TD + token * in.hidden);
+  }
+  float* out_D = grad_gain_BD + blockIdx.x * in.hidden;
+  columns.for_pairs([&](int n, int low, int high, int) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      out_D[low * kWidth + i] = grad_gain[n][i];
+      out_D[high * kWidth + i] = grad_gain[n][kWidth + i];
+    }
+  });
+}
+
+// Calls body(pack width, pairs per thread, most threads; threads of a block). A pack is 16 bytes of Scalar if
+// the halves of heads consist of whole packs, else one number. The angles, 4 bytes each, then take two loads.
 template <typename Scalar, typename Body, typename... Pointers>
-void with_width(const NormRotary<Scalar>& in, const Body& body, const Pointers*... rows) {
+void with_columns(const NormRotary<Scalar>& in, const Body& body, const Pointers*... rows) {
+  const auto with_pairs = [&](auto width, auto most_threads) {
+    const int64_t pairs = in.hidden / 2 / width();
+    const auto run = [&](auto per_thread) {
+      const int64_t threads = ceil_divide(ceil_divide(pairs, per_thread()), kWarp) * kWarp;
+      body(width, per_thread, most_threads, static_cast<int>(threads));
+    };
+    if (pairs <= most_threads()) return run(std::integral_constant<int, 1>());
+    if (pairs <= 2 * most_threads()) return run(std::integral_constant<int, 2>());
+    run(std::integral_constant < int, width() == 8 ? 3 : 6 > ());  // up to kWidestNorm
+  };
   const bool packs = takes_packs<Scalar>(in.width / 2, in.x_TD, in.gain_D, rows...) &&
                      takes_packs<float>(in.width / 2, in.cos_TK, in.sin_TK);
-  if (packs) return body(std::integral_constant<int, kWidest<Scalar>>());
-  body(std::integral_constant<int, 1>());
+  if (packs) {
+    with_pairs(std::integral_constant<int, kWidest<Scalar>>(), std::integral_constant<int, 256>());
+  } else {
+    with_pairs(std::integral_constant<int, 1>(), std::integral_constant<int, 1024>());
+  }
 }
+
+size_t scratch_bytes(int threads) { return static_cast<size_t>(threads / kWarp) * sizeof(float); }
 
 }  // namespace
 
 template <typename Scalar>
 void norm_rotary(const NormRotary<Scalar>& in, Scalar* y_TD, Stream stream) {
-  with_width(
+  with_columns(
       in,
-      [&](auto width) {
-        launch({"norm_rotary", stream, in.tokens, kThreads, kScratchBytes}, forward_kernel<Scalar, width()>,
-               in, y_TD);
+      [&](auto width, auto pairs, auto most, int threads) {
+        launch({"norm_rotary", stream, in.tokens, threads, scratch_bytes(threads)},
+               forward_kernel<Scalar, width(), pairs(), most()>, in, y_TD);
       },
       y_TD);
 }
@@ -227,12 +196,11 @@ int64_t norm_rotary_blocks(int64_t tokens) { return ceil_divide(tokens, kTokensP
 template <typename Scalar>
 void norm_rotary_backward(const NormRotary<Scalar>& in, const Scalar* grad_y_TD, Scalar* grad_x_TD,
                           float* grad_gain_BD, Stream stream) {
-  with_width(
+  with_columns(
       in,
-      [&](auto width) {
-        launch({"norm_rotary", stream, norm_rotary_blocks(in.tokens), kThreads,
-                kScratchBytes + in.hidden * sizeof(float)},
-               backward_kernel<Scalar, width()>, in, grad_y_TD, grad_x_TD, grad_gain_BD);
+      [&](auto width, auto pairs, auto most, int threads) {
+        launch({"norm_rotary", stream, norm_rotary_blocks(in.tokens), threads, scratch_bytes(threads)},
+               backward_kernel<Scalar, width(), pairs(), most()>, in, grad_y_TD, grad_x_TD, grad_gain_BD);
       },
       grad_y_TD, grad_x_TD);
 }
