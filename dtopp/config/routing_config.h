@@ -54,8 +54,8 @@ struct RoutingConfig {
   double threshold = 0.25;  // top_p: p; dtop_p: p_0
   ThresholdScope scope = ThresholdScope::kGlobal;
   Controller controller = Controller::kPi;
-  double kp = 0.1;          // pi: K_pro of Eq. (5)
-  double ki = 0.1;          // pi: K_int of Eq. (5)
+  double kp = 0.1;          // pi: K_pro of Eq. (6)
+  double ki = 0.1;          // pi: K_int of Eq. (6)
   bool anti_windup = true;  // pi: the sum skips errors that push p beyond a bound
   Normalization normalization = Normalization::kDynamic;
   bool renormalize = true;  // gates sum to 1 over the selected experts

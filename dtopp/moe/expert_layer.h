@@ -1,6 +1,6 @@
 // Computes a Mixture-of-Experts feed-forward layer: router, gates and experts.
 //
-// Source:        paper, Eqs. 1-4 and 6
+// Source:        paper, Eqs. 1-4 and 7
 #pragma once
 
 #include <memory>

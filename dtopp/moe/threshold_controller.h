@@ -20,7 +20,7 @@
 // The state is in f64 on the device that counts the experts, so a step does not wait for it. The same
 // operations in the same order give the same bits on every device.
 //
-// Source:        paper, Eqs. 4, 5, 8, 9 and Algorithm 1
+// Source:        paper, Eqs. 5, 6, 8, 9 and Algorithm 1
 #pragma once
 
 #include <cstdint>

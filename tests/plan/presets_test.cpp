@@ -65,7 +65,7 @@ void expect_row(const config::RunConfig& config, const Row& row) {
   EXPECT_EQ(config.loss.router_z, 0.0);
   // Source: paper, table of evaluation suites (the tasks measured during pre-training).
   EXPECT_EQ(config.validation.tasks, (std::vector<std::string>{"hellaswag", "arc_easy"}));
-  EXPECT_EQ(config.validation.task_data, "eval/data");
+  EXPECT_EQ(config.validation.task_data, "data/eval");
 }
 
 // The count by hand: embedding V D; per block 4 D^2 + 4 D (attention with its norms, two norms), router E D

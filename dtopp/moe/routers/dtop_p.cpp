@@ -1,6 +1,6 @@
 // DTop-p: Top-p whose threshold p a controller moves after each step, so that tokens activate T experts.
 //
-// Source:        paper, Eqs. 4-6
+// Source:        paper, Eqs. 4-6, 8 and 9
 #include <memory>
 
 #include "dtopp/base/enum_name.h"

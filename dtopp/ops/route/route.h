@@ -13,7 +13,7 @@
 // to the threshold; the likeliest always joins. max_experts > 0 limits the size of S. The gradient treats S
 // as constant.
 //
-// Source:        paper, Eqs. 2–4 and 6
+// Source:        paper, Eqs. 2–4 and 7
 #pragma once
 
 #include <cstdint>

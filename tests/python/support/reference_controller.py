@@ -1,4 +1,4 @@
-"""The threshold controller of DTop-p in plain Python (paper, Eqs. 4-6), as a reference for dtopp."""
+"""The threshold controller of DTop-p in plain Python (paper, Eqs. 5, 6, 8 and 9), as a reference for dtopp."""
 
 
 class Controller:

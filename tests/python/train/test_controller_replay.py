@@ -1,4 +1,4 @@
-"""Eq. (5), replayed over metrics.jsonl, gives every threshold of the run. A controller that solves for p
+"""Eq. (6), replayed over metrics.jsonl, gives every threshold of the run. A controller that solves for p
 holds the budget."""
 
 
