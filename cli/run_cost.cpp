@@ -7,7 +7,6 @@ namespace dtopp::cli {
 namespace {
 
 double flops_with(config::RunConfig config, int64_t experts) {
-  config.routing.method = config::RoutingMethod::kTopK;
   config.routing.experts = {static_cast<double>(experts)};
   return static_cast<double>(plan::make_plan(config).flops_per_token);
 }

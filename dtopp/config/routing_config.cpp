@@ -4,6 +4,7 @@
 #include <string>
 
 #include "dtopp/config/config.h"
+#include "dtopp/config/model_config.h"
 #include "dtopp/config/value_bounds.h"
 
 namespace dtopp::config {
@@ -41,13 +42,24 @@ void validate_experts(const RoutingConfig& config, int64_t num_experts, int64_t 
   }
 }
 
+void validate_hash(const RoutingConfig& config, const ModelConfig& model) {
+  if (model.type != ModelType::kLanguageModel)
+    throw InvalidValue("routing.method",
+                       "hash selects experts by token id, and only language models have ids");
+  if (config.normalization != Normalization::kNone)
+    throw InvalidValue("routing.normalization", "hash has no logits to normalize; set it to none");
+  if (!config.renormalize)
+    throw InvalidValue("routing.renormalize", "hash has equal gates that sum to 1; set it to true");
+}
+
 }  // namespace
 
-void validate(const RoutingConfig& config, int64_t num_experts, int64_t num_layers) {
-  validate_cap(config, num_experts);
+void validate(const RoutingConfig& config, const ModelConfig& model) {
+  validate_cap(config, model.num_experts);
+  if (!has_logits(config.method)) validate_hash(config, model);
   if (has_threshold(config.method)) require_threshold("routing.threshold", config.threshold);
   if (config.method == RoutingMethod::kTopP) return;
-  validate_experts(config, num_experts, num_layers);
+  validate_experts(config, model.num_experts, model.num_layers);
   if (config.method != RoutingMethod::kDTopP) return;
   require_not_negative("routing.kp", config.kp);
   require_not_negative("routing.ki", config.ki);

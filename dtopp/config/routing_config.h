@@ -15,17 +15,20 @@
 
 namespace dtopp::config {
 
-enum class RoutingMethod { kTopK, kTopKBias, kTopP, kDTopP };
+struct ModelConfig;
+
+enum class RoutingMethod { kTopK, kTopKBias, kTopP, kDTopP, kHash };
 enum class ThresholdScope { kGlobal, kLayer };         // layers that share a threshold: all, or none
 enum class Normalization { kNone, kFixed, kDynamic };  // of the router's logits (ops/route/route.h)
 enum class Controller { kPi, kSolve };                 // the law that moves p after a step
 enum class RouterZOn { kRaw, kNormalized };            // the logits that the router z-loss uses
 
 constexpr auto enum_names(RoutingMethod) {
-  return std::array<std::pair<RoutingMethod, std::string_view>, 4>{{{RoutingMethod::kTopK, "top_k"},
+  return std::array<std::pair<RoutingMethod, std::string_view>, 5>{{{RoutingMethod::kTopK, "top_k"},
                                                                     {RoutingMethod::kTopKBias, "top_k_bias"},
                                                                     {RoutingMethod::kTopP, "top_p"},
-                                                                    {RoutingMethod::kDTopP, "dtop_p"}}};
+                                                                    {RoutingMethod::kDTopP, "dtop_p"},
+                                                                    {RoutingMethod::kHash, "hash"}}};
 }
 constexpr auto enum_names(ThresholdScope) {
   return std::array<std::pair<ThresholdScope, std::string_view>, 2>{
@@ -47,8 +50,8 @@ constexpr auto enum_names(RouterZOn) {
 
 struct RoutingConfig {
   RoutingMethod method = RoutingMethod::kDTopP;
-  // Experts per token. top_k: K. dtop_p: the target T; one value, or one per layer if scope is layer. top_p:
-  // the number that `dtopp plan` assumes.
+  // Experts per token. top_k, top_k_bias, hash: K. dtop_p: the target T; one value, or one per layer if scope
+  // is layer. top_p: the number that `dtopp plan` assumes.
   std::vector<double> experts = {8.0};
   double bias_rate = 1e-3;  // top_k_bias: change of a bias per step
   double threshold = 0.25;  // top_p: p; dtop_p: p_0
@@ -82,6 +85,9 @@ inline bool has_threshold(RoutingMethod method) {
   return method == RoutingMethod::kTopP || method == RoutingMethod::kDTopP;
 }
 
+// Whether a router matrix computes logits. Without one, the token's id selects its experts.
+inline bool has_logits(RoutingMethod method) { return method != RoutingMethod::kHash; }
+
 // The target T_l of a layer.
 inline double target_of_layer(const RoutingConfig& config, int64_t layer) {
   return config.experts.size() == 1 ? config.experts[0] : config.experts.at(static_cast<size_t>(layer));
@@ -96,9 +102,8 @@ inline double mean_experts(const RoutingConfig& config) {
          static_cast<double>(config.experts.size());
 }
 
-// Throws:        UsageError that names the key, if a value is impossible for `num_experts` experts in
-//                `num_layers` layers (experts outside [1, num_experts], threshold outside (0, 1), a list of
-//                the wrong length, …)
-void validate(const RoutingConfig& config, int64_t num_experts, int64_t num_layers);
+// Throws:        UsageError that names the key, if a value is impossible for the model (experts outside [1,
+//                num_experts], threshold outside (0, 1), a list of the wrong length, …)
+void validate(const RoutingConfig& config, const ModelConfig& model);
 
 }  // namespace dtopp::config

@@ -21,6 +21,14 @@ void validate(const LossConfig& loss) {
   require_not_negative("loss.router_z", loss.router_z);
 }
 
+// For methods without logits.
+void refuse_router_losses(const LossConfig& loss) {
+  for (const auto& [key, weight] :
+       {std::pair("loss.load_balance", loss.load_balance), std::pair("loss.dynamic", loss.dynamic),
+        std::pair("loss.router_z", loss.router_z)})
+    if (weight != 0) throw InvalidValue(key, "hash has no router to train; set it to 0 (or method=hash)");
+}
+
 void validate(const TrainingConfig& training, const ModelConfig& model) {
   require_at_least("training.steps", 1, training.steps);
   require_at_least("training.global_batch_size", 1, training.global_batch_size);
@@ -133,8 +141,9 @@ std::string to_yaml(const RunConfig& config) { return print_config(config); }
 
 void validate_values(const RunConfig& config) {
   validate(config.model);
-  if (!config.model.is_dense()) validate(config.routing, config.model.num_experts, config.model.num_layers);
+  if (!config.model.is_dense()) validate(config.routing, config.model);
   validate(config.loss);
+  if (!config.model.is_dense() && !has_logits(config.routing.method)) refuse_router_losses(config.loss);
   if (config.model.type == ModelType::kDiffusionTransformer)
     validate(config.diffusion, config.model.num_classes);
   validate(config.training, config.model);

@@ -75,6 +75,9 @@ std::string huggingface_config(const config::RunConfig& config, const std::vecto
   if (config.model.attention_window > 0)
     throw UsageError(
         "model.attention_window: the Hugging Face classes attend to all earlier tokens; it must be 0");
+  if (!config.model.is_dense() && !config::has_logits(config.routing.method))
+    throw UsageError("routing.method: the Hugging Face classes have no " + enum_name(config.routing.method) +
+                     "; only top_k, top_p and dtop_p can be converted");
   ordered_json json;
   if (as == HuggingFaceClass::kOlmoe) {
     json = {{"architectures", {"OlmoeForCausalLM"}}, {"model_type", "olmoe"}};

@@ -63,6 +63,9 @@ RoutingReplay::RoutingReplay(const std::filesystem::path& path, const inference:
                              int64_t num_tokens)
     : file_(path), device_(model.device()) {
   require_routers(model);
+  if (!config::has_logits(model.config.routing.method))
+    throw UsageError(
+        "the checkpoint's model routes by token id (routing.method hash); its gates cannot be replayed");
   const std::vector<int64_t> shape = {num_tokens, model.config.model.num_experts};
   for (int64_t layer = 0; layer < model.config.model.num_layers; ++layer) {
     const TensorView* tensor = layers_.emplace_back(file_.find(layer_name(layer)));

@@ -7,11 +7,13 @@ namespace dtopp::moe {
 
 ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
                               const Routing& routing) {
+  if (!weights.router_ED.defined())
+    return routing.router->select({layer, {}, {}, routing.training, routing.ids_T});
   // Everything after the logits is fp32, independent of the type of x.
   const at::Tensor logits_TE = ops::router_linear(x_TD, weights.router_ED);
   const at::Tensor scale =
       weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());
-  const RouterInput input = {layer, logits_TE, scale, routing.training};
+  const RouterInput input = {layer, logits_TE, scale, routing.training, routing.ids_T};
   ops::RouteOutput output = routing.router->select(input);
   const config::Normalization normalization = routing.router->config().normalization;
   if (routing.router->router_z_on() == config::RouterZOn::kNormalized &&

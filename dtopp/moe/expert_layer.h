@@ -12,7 +12,7 @@
 namespace dtopp::moe {
 
 struct ExpertLayerWeights {
-  at::Tensor router_ED;     // f32 in every compute precision
+  at::Tensor router_ED;     // f32 in every compute precision; undefined for a method without logits
   at::Tensor router_scale;  // theta, f32 []; undefined unless normalization is dynamic
   at::Tensor gate_up_EGD;   // the experts that Routing::experts computes with: all, or this rank's
   at::Tensor down_EDF;      // likewise
@@ -32,6 +32,7 @@ struct Routing {
   distributed::Collectives* ranks = nullptr;
   // The activations that the backward pass computes again.
   config::Recompute recompute = config::Recompute::kNone;
+  at::Tensor ids_T{};  // int64: the ids of the pass's tokens; a language model sets it
 };
 
 // Runs the router only: selects experts and computes their gates. `layer` counts routed layers from 0.

@@ -7,7 +7,8 @@
 // checkpoint      state(), load_state()                      router.safetensors
 // metrics         metrics()                                  moe/<name>, moe/layer_XX/<name>
 //
-// select() of a token depends on its logits and the state only, so the choice does not depend on the batch.
+// select() of a token depends on its logits or id and the state only, so the choice does not depend on the
+// batch.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +25,10 @@ namespace dtopp::moe {
 // The input of one layer and micro-batch.
 struct RouterInput {
   int64_t layer = 0;
-  at::Tensor logits_TE;   // f32
+  at::Tensor logits_TE;   // f32; undefined for a method without logits
   at::Tensor scale;       // theta, f32 []
   bool training = false;  // whether update() will need RouteOutput::statistics
+  at::Tensor ids_T = {};  // int64: the tokens' ids; undefined unless the model is a language model
 };
 
 // The inputs s of the softmax whose result is P (ops/route/route.h). Differentiable.

@@ -69,9 +69,11 @@ class ParameterList {
       residual_matrix(prefix + "down_proj.weight", {D, F});
       return;
     }
-    matrix(prefix + "gate.weight", {E, D}, ParameterRole::kRouter);
-    if (routing_.normalization == config::Normalization::kDynamic)
-      list_.push_back({prefix + "gate.scale", {}, {Distribution::kOne}, ParameterRole::kRouterScale});
+    if (config::has_logits(routing_.method)) {
+      matrix(prefix + "gate.weight", {E, D}, ParameterRole::kRouter);
+      if (routing_.normalization == config::Normalization::kDynamic)
+        list_.push_back({prefix + "gate.scale", {}, {Distribution::kOne}, ParameterRole::kRouterScale});
+    }
     matrix(prefix + "experts.gate_up_proj", {E, 2 * F, D}, ParameterRole::kExpert);
     residual_matrix(prefix + "experts.down_proj", {E, D, F}, ParameterRole::kExpert);
   }

@@ -51,6 +51,9 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
        "routing.experts: a list needs routing.method: dtop_p"},
       {{"routing.method=top_k", "routing.max_experts=4"},
        "routing.max_experts: 4 is below routing.experts 8.0"},
+      {{"routing.method=hash"}, "routing.normalization: hash has no logits to normalize; set it to none"},
+      {{"routing.method=hash", "routing.normalization=none"},
+       "loss.load_balance: hash has no router to train; set it to 0 (or method=hash)"},
       {{"routing.threshold=0"}, "routing.threshold: must lie between 0 and 1, both excluded, is 0.0"},
       {{"routing.threshold=1"}, "routing.threshold: must lie between 0 and 1, both excluded, is 1.0"},
       {{"routing.method=top_p", "routing.threshold=-0.25"},
@@ -173,7 +176,7 @@ TEST_F(RunConfigTest, mistyped_keys_are_answered_with_the_nearest) {
   EXPECT_EQ(error({"training.learning_rate=1"}).find("argument 'training.learning_rate=1': unknown key"), 0U);
   EXPECT_EQ(error({"routing.method=topk"}),
             "argument 'routing.method=topk': routing.method: expected one of top_k, top_k_bias, top_p, "
-            "dtop_p, got 'topk'");
+            "dtop_p, hash, got 'topk'");
 }
 
 TEST_F(RunConfigTest, dense_models_ignore_routing) {

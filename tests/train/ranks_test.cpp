@@ -153,8 +153,8 @@ TEST_F(Ranks, a_run_in_bf16_has_them_in_blocks_of_one_size) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Methods, RanksByMethodSlow,
-                         testing::Values("dtop_p", "layer", "top_p", "top_k", "top_k_bias", "dense",
-                                         "global_statistics"));
+                         testing::Values("dtop_p", "layer", "top_p", "top_k", "top_k_bias", "hash",
+                                         "dense", "global_statistics"));
 
 }  // namespace
 }  // namespace dtopp::train

@@ -38,6 +38,8 @@ HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_
   const config::ModelConfig& config = model.config;
   const RotaryTable rotary = rotary_table(positions_T, config);
   const bool recompute = inputs.recompute == config::Recompute::kLayer;
+  moe::Routing routing = inputs;
+  routing.ids_T = tokens_T;
   HiddenStates states;
   at::Tensor x_TD = at::embedding(model.embed_VD(), tokens_T);
   for (size_t layer = 0; layer < static_cast<size_t>(config.num_layers); ++layer) {
@@ -51,7 +53,7 @@ HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_
       return {attended_TD, norm(attended_TD, block.post_attention_norm_D, config)};
     };
     const std::vector<at::Tensor> attended = run_part(recompute, attend, {x_TD});
-    x_TD = attended[0] + feed_forward(attended[1], block.mlp, layer, inputs, states.routing);
+    x_TD = attended[0] + feed_forward(attended[1], block.mlp, layer, routing, states.routing);
   }
   RECORD_USER_SCOPE("final norm");
   states.x_TD = norm(x_TD, model.norm_D(), config);

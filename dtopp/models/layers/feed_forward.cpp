@@ -18,9 +18,11 @@ FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
     weights.dense_down_DF = parameter(prefix + "down_proj.weight");
     return weights;
   }
-  weights.experts.router_ED = parameter(prefix + "gate.weight");
-  if (routing.normalization == config::Normalization::kDynamic)
-    weights.experts.router_scale = parameter(prefix + "gate.scale");
+  if (config::has_logits(routing.method)) {
+    weights.experts.router_ED = parameter(prefix + "gate.weight");
+    if (routing.normalization == config::Normalization::kDynamic)
+      weights.experts.router_scale = parameter(prefix + "gate.scale");
+  }
   weights.experts.gate_up_EGD = parameter(prefix + "experts.gate_up_proj");
   weights.experts.down_EDF = parameter(prefix + "experts.down_proj");
   return weights;

@@ -7,6 +7,7 @@ namespace dtopp::moe {
 using MakeRouter = std::unique_ptr<Router>(const config::RunConfig& config, const at::Device& device);
 // Each is defined in moe/routers/<method>.cpp.
 MakeRouter make_top_k_router, make_top_k_bias_router, make_top_p_router, make_dtop_p_router;
+MakeRouter make_hash_router;
 
 std::unique_ptr<Router> make_router(const config::RunConfig& config, const at::Device& device) {
   switch (config.routing.method) {
@@ -18,6 +19,8 @@ std::unique_ptr<Router> make_router(const config::RunConfig& config, const at::D
       return make_top_p_router(config, device);
     case config::RoutingMethod::kDTopP:
       return make_dtop_p_router(config, device);
+    case config::RoutingMethod::kHash:
+      return make_hash_router(config, device);
   }
   throw std::logic_error("make_router: no such method");
 }

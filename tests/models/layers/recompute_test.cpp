@@ -146,7 +146,9 @@ constexpr std::array kTypes = {config::ModelType::kLanguageModel, config::ModelT
 TEST(Recompute, changes_no_bit_with_any_router) {
   for (const config::ModelType type : kTypes) {
     for (const config::RoutingMethod method : {config::RoutingMethod::kTopK, config::RoutingMethod::kTopKBias,
-                                               config::RoutingMethod::kTopP, config::RoutingMethod::kDTopP}) {
+                                               config::RoutingMethod::kTopP, config::RoutingMethod::kDTopP,
+                                               config::RoutingMethod::kHash}) {
+      if (type != config::ModelType::kLanguageModel && !config::has_logits(method)) continue;
       for (const config::Precision precision : {config::Precision::kFp32, config::Precision::kBf16}) {
         SCOPED_TRACE(testing::Message() << static_cast<int>(type) << " " << static_cast<int>(method) << " "
                                         << static_cast<int>(precision));

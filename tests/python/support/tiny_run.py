@@ -35,6 +35,12 @@ output: {output}
 """
 
 
+# Overrides of runs with other routers.
+ROUTERS = {
+    "hash": ["routing.method=hash", "routing.normalization=none", "loss.load_balance=0", "loss.dynamic=0"],
+}
+
+
 def write_tokens(path, count, seed, vocab_size=256):
     """Writes headerless uint16 ids with learnable structure: each id is near the previous one."""
     steps = np.random.default_rng(seed).integers(0, 4, count)

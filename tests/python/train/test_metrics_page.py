@@ -24,10 +24,10 @@ def written(run):
     return names
 
 
-@pytest.mark.parametrize("method", ["dtop_p", "top_p", "top_k", "top_k_bias"])
+@pytest.mark.parametrize("method", ["dtop_p", "top_p", "top_k", "top_k_bias", *tiny_run.ROUTERS])
 def test_names_of_a_language_model_are_listed(dtopp_binary, tmp_path, method):
     source = f"[{{path: {tmp_path}/train.npy, weight: 1}}]"
-    tiny_run.trained(tmp_path, f"routing.method={method}", f"data.train={source}")
+    tiny_run.trained(tmp_path, *tiny_run.ROUTERS.get(method, [f"routing.method={method}"]), f"data.train={source}")
     assert written(tmp_path / "run") - listed() == set()
 
 

@@ -13,6 +13,7 @@ RUNS = {
     "top_k": ["routing.method=top_k"],
     "top_k_bias": ["routing.method=top_k_bias"],
     "top_p": ["routing.method=top_p"],
+    "hash": tiny_run.ROUTERS["hash"],
     "dtop_p": [],
     "dtop_p_layerwise": ["routing.scope=layer", "routing.controller=solve"],
     "dense": ["model.num_experts=1"],

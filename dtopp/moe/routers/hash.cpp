@@ -1,0 +1,74 @@
+// Selects K experts by the token's id. Nothing is learned: a learned router has to beat it.
+//
+// Every layer draws K different experts per id at random. The draw depends on the layer and the id only, not
+// on a run's seed. All gates are 1 / K.
+//
+// Source:        Roller et al., Hash Layers (arXiv 2106.04426)
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtopp/base/random.h"
+#include "dtopp/moe/router.h"
+
+namespace dtopp::moe {
+namespace {
+
+// int32 [V, K]: the first K positions of a random order of the experts, per id.
+at::Tensor draw_experts(int64_t layer, int64_t num_ids, int64_t num_experts, int64_t top_k) {
+  const RandomStream stream(/*seed=*/0, "hash router " + std::to_string(layer));
+  const at::Tensor expert_VK = at::empty({num_ids, top_k}, at::kInt);
+  auto* expert = expert_VK.mutable_data_ptr<int32_t>();
+  std::vector<int32_t> order(static_cast<size_t>(num_experts));
+  for (int64_t id = 0; id < num_ids; ++id) {
+    std::iota(order.begin(), order.end(), 0);
+    for (int64_t n = 0; n < top_k; ++n) {
+      const auto bits = stream.bits(static_cast<uint64_t>(id * top_k + n));
+      const uint64_t number = uint64_t{bits[0]} << 32 | bits[1];
+      const int64_t drawn = n + static_cast<int64_t>(number % static_cast<uint64_t>(num_experts - n));
+      std::swap(order[static_cast<size_t>(n)], order[static_cast<size_t>(drawn)]);
+      *expert++ = order[static_cast<size_t>(n)];
+    }
+  }
+  return expert_VK;
+}
+
+class HashRouter final : public Router {
+ public:
+  HashRouter(const config::RunConfig& config, const at::Device& device)
+      : Router(config, device), top_k_(config::top_k_of(config.routing)) {
+    for (int64_t layer = 0; layer < num_layers(); ++layer)
+      expert_LVK_.push_back(draw_experts(layer, config.model.vocab_size, num_experts(), top_k_).to(device));
+  }
+
+  ops::RouteOutput select(const RouterInput& input) override {
+    const at::Tensor& expert_VK = expert_LVK_.at(static_cast<size_t>(input.layer));
+    const at::Tensor expert_TK = expert_VK.index_select(0, input.ids_T).to(at::kLong);
+    const auto real = at::device(device()).dtype(at::kFloat);
+    const at::Tensor map_TE = at::zeros({expert_TK.size(0), num_experts()}, real.dtype(at::kBool));
+    map_TE.scatter_(1, expert_TK, true);
+    const at::Tensor histogram = at::zeros({num_experts() + 1}, real.dtype(at::kLong));
+    histogram.narrow(0, top_k_, 1).fill_(expert_TK.size(0));
+    const at::Tensor none = at::zeros({}, real);  // there are no probabilities
+    return {map_TE.to(at::kFloat) * (1.0 / static_cast<double>(top_k_)),
+            map_TE.sum(0),
+            histogram,
+            at::zeros({num_experts()}, real),
+            none,
+            none};
+  }
+
+ private:
+  int64_t top_k_;
+  std::vector<at::Tensor> expert_LVK_;
+};
+
+}  // namespace
+
+std::unique_ptr<Router> make_hash_router(const config::RunConfig& config, const at::Device& device) {
+  return std::make_unique<HashRouter>(config, device);
+}
+
+}  // namespace dtopp::moe

@@ -1,0 +1,100 @@
+"""Runs with any router resume, run on several ranks, are planned, evaluated, used and converted, or are refused in one line."""
+
+import json
+
+import pytest
+import tiny_language_run
+import tiny_run
+from needs import for_cpus, needs_program
+from refusal import assert_refused
+
+pytestmark = [needs_program, for_cpus]
+
+CONVERTED = ()  # to the Hugging Face format
+TARGETS = ()  # with --target-experts
+
+
+def train(directory, router, *overrides):
+    done = tiny_run.dtopp("train", tiny_run.make(directory), *tiny_run.ROUTERS[router], *overrides)
+    assert done.returncode == 0, done.stderr
+    return directory / "run"
+
+
+@pytest.fixture(scope="module", params=tiny_run.ROUTERS)
+def whole(request, tmp_path_factory):
+    """A router's name and its run of 12 steps."""
+    return request.param, train(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def test_a_resumed_run_has_the_same_bits(whole, tmp_path):
+    router, run = whole
+    first = train(tmp_path, router, "training.steps=12")
+    for step in (8, 12):
+        for path in (first / f"checkpoints/step-{step:08d}").iterdir():
+            path.unlink()
+        (first / f"checkpoints/step-{step:08d}").rmdir()
+    train(tmp_path, router, "training.steps=12")
+    assert tiny_run.state(first, 12) == tiny_run.state(run, 12)
+
+
+@pytest.mark.parametrize("processes, expert_parallel", [(2, 2), *tiny_run.in_full((2, 1), (4, 1), (4, 2), (4, 4))])
+def test_several_ranks_have_the_bits_of_one(whole, tmp_path, processes, expert_parallel):
+    router, run = whole
+    done = tiny_run.dtopp("train", run.parent / "run.yaml", *tiny_run.ROUTERS[router], f"output={tmp_path / 'run'}",
+                          "--processes", processes, f"parallel.expert_parallel={expert_parallel}")
+    assert done.returncode == 0, done.stderr
+    assert tiny_run.state(tmp_path / "run", 12) == tiny_run.state(run, 12)
+    assert tiny_run.timeless(tiny_run.metrics(tmp_path / "run")) == tiny_run.timeless(tiny_run.metrics(run))
+
+
+def test_the_plan_counts_the_parameters_of_the_checkpoint(whole):
+    router, run = whole
+    plan = json.loads(tiny_run.dtopp("plan", run / "config.yaml", "--json").stdout)
+    header = (run / "checkpoints/step-00000012/model.safetensors").read_bytes()
+    length = int.from_bytes(header[:8], "little")
+    tensors = json.loads(header[8:8 + length])
+    tensors.pop("__metadata__", None)
+    elements = sum(tensor["data_offsets"][1] - tensor["data_offsets"][0] for tensor in tensors.values()) // 4
+    assert plan["parameters"] == elements
+
+
+def test_the_report_is_written(whole, tmp_path):
+    _, run = whole
+    done = tiny_run.dtopp("report", run, "--output", tmp_path / "report.html")
+    assert done.returncode == 0, done.stderr
+
+
+def test_conversion_works_or_is_refused(whole, tmp_path):
+    router, run = whole
+    done = tiny_run.dtopp("convert", "to-hf", run, "--output", tmp_path / "hf")
+    if router in CONVERTED:
+        assert done.returncode == 0, done.stderr
+    else:
+        assert_refused(done, 2, "Hugging Face")
+
+
+@pytest.fixture(scope="module", params=tiny_run.ROUTERS)
+def language_run(request, tmp_path_factory):
+    router = request.param
+    return router, tiny_language_run.train(tmp_path_factory.mktemp(router), "dtop_p", 128, *tiny_run.ROUTERS[router])
+
+
+def test_text_is_generated_the_same_in_any_batch(language_run, tmp_path):
+    _, run = language_run
+    prompts = ["The fog came down", "Nobody", "A longer line that says nothing of the kind"]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n")
+    options = ["--max-tokens", "12", "--temperature", "0"]
+    together = tiny_run.dtopp("generate", run, "--prompts", tmp_path / "prompts.txt", *options)
+    assert together.returncode == 0, together.stderr
+    alone = [tiny_run.dtopp("generate", run, "--prompt", prompt, *options).stdout for prompt in prompts]
+    assert together.stdout == "".join(alone)
+
+
+def test_a_target_at_evaluation_is_met_or_refused(language_run, tmp_path):
+    router, run = language_run
+    (tmp_path / "text.txt").write_text("The fog came down at noon, and with it the silence. Nobody spoke. " * 60)
+    done = tiny_run.dtopp("evaluate", "text", run, "--text", tmp_path / "text.txt", "--target-experts", "2.5")
+    if router in TARGETS:
+        assert done.returncode == 0, done.stderr
+    else:
+        assert_refused(done, 2, "--target-experts")
