@@ -3,12 +3,14 @@
 #include <string>
 
 #include "dtopp/config/config.h"
+#include "dtopp/config/value_bounds.h"
 
 namespace dtopp::config {
 namespace {
 
 // Far above any real model, and small enough that the product of two of them does not overflow.
 constexpr int64_t kLargest = int64_t{1} << 31;
+constexpr int64_t kMostExperts = 1 << 16;
 
 void require_size(const char* key, int64_t value, int64_t largest = kLargest) {
   if (value == 0) throw InvalidValue(key, "is missing; a model has no default size");
@@ -72,7 +74,10 @@ void validate(const ModelConfig& config) {
   require_size("model.num_layers", config.num_layers, 1 << 14);
   require_size("model.num_heads", config.num_heads);
   require_size("model.ffn_hidden_size", config.ffn_hidden_size, 1 << 24);
-  require_size("model.num_experts", config.num_experts, 1 << 16);
+  require_size("model.num_experts", config.num_experts, kMostExperts);
+  require_between("model.shared_experts", 0, kMostExperts, config.shared_experts);
+  if (config.shared_experts > 0 && config.is_dense())
+    throw InvalidValue("model.shared_experts", "a dense model has no experts to share with; set it to 0");
   switch (config.type) {
     case ModelType::kLanguageModel:
       validate(language_model_part(config));

@@ -62,6 +62,7 @@ void require_olmoe(const config::RunConfig& config) {
   };
   const config::RoutingConfig& routing = config.routing;
   require(!config.model.is_dense(), "model.num_experts", "more than 1");
+  require(config.model.shared_experts == 0, "model.shared_experts", "0");
   require(config.model.head_size() * config.model.num_heads == config.model.hidden_size, "model.head_size",
           "hidden_size / num_heads");
   require(config.model.norm == config::NormType::kRms, "model.norm", "rms");
@@ -97,6 +98,7 @@ std::string huggingface_config(const config::RunConfig& config, const std::vecto
               {"AutoModel", "modeling_dtopp.DtoppModel"},
               {"AutoModelForCausalLM", "modeling_dtopp.DtoppForCausalLM"}}}};
     json.update(shape_of(config.model, end_of_text));
+    json["shared_experts"] = config.model.shared_experts;
     json["norm"] = enum_name(config.model.norm);
     json["attend_across_documents"] = config.model.attend_across_documents;
     json["end_of_text"] = config.data.end_of_text;

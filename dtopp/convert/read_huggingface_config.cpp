@@ -122,6 +122,7 @@ void read_olmoe(const ConfigFile& file, config::RunConfig& config) {
 }
 
 void read_dtopp(const ConfigFile& file, config::RunConfig& config) {
+  config.model.shared_experts = file.get<int64_t>("shared_experts", 0);
   config.model.norm = file.one_of("norm", config::NormType::kLayer);
   config.model.tie_embeddings = file.get("tie_word_embeddings", true);
   config.model.attend_across_documents = file.get("attend_across_documents", true);

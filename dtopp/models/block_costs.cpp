@@ -49,6 +49,7 @@ BlockSizes block_sizes(const config::ModelConfig& model, const CostInputs& input
   s.keys = checked_product({u(model.num_kv_heads()), u(model.head_size())});
   s.F = u(model.ffn_hidden_size);
   s.E = u(model.num_experts);
+  s.shared = u(model.shared_ffn_hidden_size());
   s.cuda = inputs.cuda;
   s.dense = model.is_dense();
   s.pairs =
@@ -73,13 +74,15 @@ BlockActivations block_activations(const BlockSizes& s, uint64_t attention_extra
   // A dense FFN stores gate and up, silu(gate), and its product with up; experts store gate and up.
   const uint64_t ffn =
       s.dense ? checked_product({s.T, 4, s.F, s.width}) : checked_product({s.pairs, 2, s.F, s.width});
+  const uint64_t shared = checked_product({s.T, 4, s.shared, s.width});
   // The router's logits and the gates. The router's input is the norm's output, which is counted above.
   const uint64_t router = s.dense ? 0 : checked_product({s.T, s.E, 2 * kFp32Bytes});
-  if (s.recompute == config::Recompute::kNone) return {checked_sum({attend, router, ffn}), 0};
+  if (s.recompute == config::Recompute::kNone) return {checked_sum({attend, router, ffn, shared}), 0};
   const uint64_t pairs = s.dense ? 0 : checked_product({s.pairs, kPairBytes});
-  if (s.recompute == config::Recompute::kMoe) return {checked_sum({attend, router, pairs}), ffn};
+  if (s.recompute == config::Recompute::kMoe) return {checked_sum({attend, router, pairs, shared}), ffn};
   // Stored are the block's input and the feed-forward layer's.
-  return {checked_sum({checked_product({2, stream}), router, pairs}), std::max(attend - stream, ffn)};
+  return {checked_sum({checked_product({2, stream}), router, pairs}),
+          std::max({attend - stream, ffn, shared})};
 }
 
 uint64_t recomputed_flops(const BlockSizes& s, uint64_t attention_flops) {
@@ -95,22 +98,25 @@ uint64_t recomputed_flops(const BlockSizes& s, uint64_t attention_flops) {
   const uint64_t projections = checked_product({2, s.D, checked_sum({2 * s.queries, 2 * s.keys})});
   const double ffn =
       s.dense ? 3 * static_cast<double>(expert) : 2 * static_cast<double>(expert) * s.active_experts;
+  const uint64_t shared = checked_product({s.shared, s.D, 6});
   return checked_sum(
-      {checked_product({s.L, checked_sum({projections, checked_round(ffn)})}), attention_flops / 3});
+      {checked_product({s.L, checked_sum({projections, checked_round(ffn), shared})}), attention_flops / 3});
 }
 
 uint64_t block_workspace(const BlockSizes& s) {
   const uint64_t streams = checked_product({3, s.T, std::max(s.D, s.queries), s.width});
-  const uint64_t rows = s.dense ? s.T : s.pairs;
-  if (!s.cuda) {
-    const uint64_t sums = s.dense ? 0 : checked_product({sum_slots(s), s.T, s.D, kFp32Bytes});
-    return checked_sum({streams, checked_product({rows, 3, s.F, s.width}), sums});
-  }
-  const uint64_t ffn = checked_product({rows, 4, s.F, s.width});
+  const uint64_t rows = s.dense ? s.T : s.pairs, widths = s.cuda ? 4 : 3;
+  const uint64_t ffn = checked_product({rows, widths, s.F, s.width});
+  const uint64_t shared = checked_product({s.T, widths, s.shared, s.width});
   if (s.dense) return checked_sum({streams, ffn});
+  if (!s.cuda) {
+    const uint64_t sums = checked_product({sum_slots(s), s.T, s.D, kFp32Bytes});
+    return checked_sum({streams, std::max(checked_sum({ffn, sums}), shared)});
+  }
   // The rows gathered from the output's gradient, and the position of each pair.
-  return checked_sum(
-      {streams, ffn, checked_product({rows, s.D, s.width}), checked_product({s.T, s.E, kFp32Bytes})});
+  const uint64_t experts =
+      checked_sum({ffn, checked_product({rows, s.D, s.width}), checked_product({s.T, s.E, kFp32Bytes})});
+  return checked_sum({streams, std::max(experts, shared)});
 }
 
 }  // namespace dtopp::models

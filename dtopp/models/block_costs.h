@@ -1,6 +1,7 @@
 // Computes the cost of a transformer block of any model type: attention and feed-forward layer.
 //
-// In the formulas, Q = BlockSizes::queries, G = keys, A = pairs, c = width, and a = A / T, rounded up.
+// In the formulas, Q = BlockSizes::queries, G = keys, A = pairs, S = shared, c = width, and a = A / T,
+// rounded up.
 #pragma once
 
 #include "dtopp/config/model_config.h"
@@ -13,6 +14,7 @@ inline constexpr uint64_t kFp32Bytes = 4;
 struct BlockSizes {
   uint64_t T, D, L, H, F, E;  // T: tokens per micro-batch
   uint64_t queries, keys;     // numbers per token: H K, and G K of keys or values
+  uint64_t shared;            // F of all shared experts together
   uint64_t pairs;             // token-expert pairs per layer and micro-batch; on a CUDA device, the capacity
   uint64_t width;             // bytes per activation
   double active_experts;
@@ -26,10 +28,10 @@ struct BlockSizes {
 BlockSizes block_sizes(const config::ModelConfig& model, const CostInputs& inputs);
 
 // Bytes of a block's activations: norms 4 T D c + 16 T; attention T (5 Q + G) c + 4 T H; router 8 T E and
-// experts 2 A F c, or a dense FFN 4 T F c. Autograd stores all of them, except
+// experts 2 A F c + 4 T S c, or a dense FFN 4 T F c. Autograd stores all of them, except
 //
 // - with training.recompute: moe, 16 A instead of 2 A F c;
-// - with layer, 2 T D c for norms, attention and a dense FFN as well.
+// - with layer, 2 T D c for norms, attention and a dense FFN or shared experts as well.
 //
 // The backward pass of a block then computes the rest again, one part at a time.
 struct BlockActivations {
@@ -46,6 +48,8 @@ uint64_t recomputed_flops(const BlockSizes& s, uint64_t attention_flops);
 //
 // - on a CPU 3 A F c + 4 T D min(ceil(log2 E), a - 1), or dense 3 T F c;
 // - on a CUDA device A (D + 4 F) c + 4 T E, or dense 4 T F c.
+//
+// Shared experts need what a dense FFN of S needs, at another time than the experts.
 uint64_t block_workspace(const BlockSizes& s);
 
 }  // namespace dtopp::models

@@ -61,21 +61,23 @@ class ParameterList {
     }
     residual_matrix(prefix + "o_proj.weight", {D, queries});
   }
-  // Router and experts, or the FFN of a dense model. prefix: "model.layers.3.mlp."
+  // Router, shared experts and experts, or the FFN of a dense model. prefix: "model.layers.3.mlp."
   void feed_forward(const std::string& prefix) {
     const int64_t D = model_.hidden_size, F = model_.ffn_hidden_size, E = model_.num_experts;
-    if (model_.is_dense()) {
-      matrix(prefix + "gate_up_proj.weight", {2 * F, D});
-      residual_matrix(prefix + "down_proj.weight", {D, F});
-      return;
-    }
+    if (model_.is_dense()) return dense_ffn(prefix, F);
     if (config::has_logits(routing_.method)) {
       matrix(prefix + "gate.weight", {E, D}, ParameterRole::kRouter);
       if (routing_.normalization == config::Normalization::kDynamic)
         list_.push_back({prefix + "gate.scale", {}, {Distribution::kOne}, ParameterRole::kRouterScale});
     }
+    if (model_.shared_experts > 0) dense_ffn(prefix + "shared_experts.", model_.shared_ffn_hidden_size());
     matrix(prefix + "experts.gate_up_proj", {E, 2 * F, D}, ParameterRole::kExpert);
     residual_matrix(prefix + "experts.down_proj", {E, D, F}, ParameterRole::kExpert);
+  }
+  // One FFN for all tokens.
+  void dense_ffn(const std::string& prefix, int64_t ffn_hidden_size) {
+    matrix(prefix + "gate_up_proj.weight", {2 * ffn_hidden_size, model_.hidden_size});
+    residual_matrix(prefix + "down_proj.weight", {model_.hidden_size, ffn_hidden_size});
   }
   // Returns the list, which is then empty.
   std::vector<ParameterSpec> take() { return std::move(list_); }

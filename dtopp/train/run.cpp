@@ -128,7 +128,7 @@ void Run::record(const StepResult& result) {
   const bool last = result.step == config_.training.steps;
   if (result.step % config_.logging.every != 0 && !last && !result.skipped) return;
   runs::MetricRecord record = record_now(result.step, result.tokens);
-  add_step(result, record);
+  add_step(result, config_.model, record);
   add_sources(trainer_.data(), result.sample_position, record);
   add_rates(speed, result.data_seconds / result.seconds, record);
   if (const auto times = saver_.take_times()) add_saving(*times, record);

@@ -40,9 +40,12 @@ void add_shares(const moe::ActivationStatistics& activations, runs::MetricRecord
   }
 }
 
-void add_routing(const StepResult& result, runs::MetricRecord& record) {
+void add_routing(const StepResult& result, const config::ModelConfig& model, runs::MetricRecord& record) {
   auto& values = record.values;
-  add_activations("moe/", result.activations.summary(), record);
+  const moe::ActivationSummary all = result.activations.summary();
+  add_activations("moe/", all, record);
+  if (model.shared_experts > 0)
+    values.emplace_back("moe/active_ffn", all.mean + static_cast<double>(model.shared_experts));
   values.emplace_back("moe/token_mean_std", result.activations.token_mean_deviation());
   // Without a threshold, every token has the same number of experts.
   if (result.router_values("threshold") != nullptr) add_shares(result.activations, record);
@@ -64,14 +67,14 @@ runs::MetricRecord record_now(int64_t step, int64_t tokens) {
   return {step, tokens, std::chrono::duration<double>(since_1970).count(), {}};
 }
 
-void add_step(const StepResult& result, runs::MetricRecord& record) {
+void add_step(const StepResult& result, const config::ModelConfig& model, runs::MetricRecord& record) {
   auto& values = record.values;
   values.emplace_back("train/loss", result.loss);
   for (const auto& [name, value] : result.losses) values.emplace_back("train/" + name, value);
   values.emplace_back("train/lr", result.lr);
   values.emplace_back("train/grad_norm", result.grad_norm);
   values.emplace_back("train/skipped_steps", static_cast<double>(result.skipped_steps));
-  if (result.activations.num_layers() > 0) add_routing(result, record);
+  if (result.activations.num_layers() > 0) add_routing(result, model, record);
 }
 
 void add_sources(const models::TrainingData& data, int64_t position, runs::MetricRecord& record) {

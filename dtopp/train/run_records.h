@@ -10,7 +10,7 @@ namespace dtopp::train {
 runs::MetricRecord record_now(int64_t step, int64_t tokens);
 
 // Adds train/… and, for a model with routers, moe/… in total and per layer.
-void add_step(const StepResult& result, runs::MetricRecord& record);
+void add_step(const StepResult& result, const config::ModelConfig& model, runs::MetricRecord& record);
 
 // Adds data/… if sources have weights: their use up to `position`.
 void add_sources(const models::TrainingData& data, int64_t position, runs::MetricRecord& record);

@@ -202,16 +202,42 @@ class Experts(nn.Module):
         return f"hidden_size={D}, ffn_hidden_size={ffn}, num_experts={E}"
 
 
+class FeedForward(nn.Module):
+    """One SwiGLU feed-forward network without biases, for every token.
+
+    Parameters: gate_up_proj.weight [2F, D], F rows of W_gate, then F of W_up; down_proj.weight [D, F].
+    """
+
+    def __init__(self, hidden_size: int, ffn_hidden_size: int, *, device: torch.device | str | None = None,
+                 dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(hidden_size, 2 * ffn_hidden_size, bias=False, device=device, dtype=dtype)
+        self.down_proj = nn.Linear(ffn_hidden_size, hidden_size, bias=False, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        _draw(self.gate_up_proj.weight)
+        _draw(self.down_proj.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, -1)
+        y: Tensor = self.down_proj(F.silu(gate) * up)
+        return y
+
+
 class MoE(nn.Module):
     """A Mixture-of-Experts feed-forward layer: y = sum over the selected experts of gate_e E_e(x).
 
-    Arguments and errors are those of Gate (`gate`) and Experts (`experts`). The state_dict holds
-    gate.weight [E, D], gate.scale [1] (if dynamic), experts.gate_up_proj [E, 2F, D] and experts.down_proj [E,
-    D, F]. These are the names of a dtopp checkpoint below `mlp.`, which load_state_dict accepts.
+    Arguments and errors are those of Gate (`gate`) and Experts (`experts`). With shared_experts above 0, y also
+    has the output of one FFN of that many times ffn_hidden_size (`shared_experts`). The state_dict holds
+    gate.weight [E, D], gate.scale [1] (if dynamic), experts.gate_up_proj [E, 2F, D], experts.down_proj [E, D, F]
+    and the parameters of FeedForward under `shared_experts.`. These are the names of a dtopp checkpoint below
+    `mlp.`, which load_state_dict accepts.
     """
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, num_experts: int, *, router: RouterName | Router = "dtop_p",
-                 target_experts: float = 8, threshold: float = 0.25, normalization: Normalization = "dynamic",
+                 shared_experts: int = 0, target_experts: float = 8, threshold: float = 0.25,
+                 normalization: Normalization = "dynamic",
                  renormalize: bool = True, max_experts: int = 0, load_balance: float = 1e-4,
                  dynamic: float = 1e-3, router_z: float = 0.0, device: torch.device | str | None = None,
                  dtype: torch.dtype | None = None) -> None:
@@ -221,12 +247,18 @@ class MoE(nn.Module):
             normalization=normalization, renormalize=renormalize, max_experts=max_experts,
             load_balance=load_balance, dynamic=dynamic, router_z=router_z, device=device, dtype=dtype)
         self.experts = Experts(hidden_size, ffn_hidden_size, num_experts, device=device, dtype=dtype)
+        _expect(isinstance(shared_experts, int) and shared_experts >= 0,
+                f"shared_experts of at least 0, got {shared_experts}")
+        self.shared_experts = None if shared_experts == 0 else FeedForward(
+            hidden_size, shared_experts * ffn_hidden_size, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps x [..., D] to y [..., D]; every vector of D numbers is a token."""
         x_TD = x.reshape(-1, x.shape[-1])
         routing: Routing = self.gate(x_TD)
         y_TD: Tensor = self.experts(x_TD, routing.gates_TE)
+        if self.shared_experts is not None:
+            y_TD = y_TD + self.shared_experts(x_TD)
         return y_TD.reshape(x.shape)
 
 

@@ -21,6 +21,24 @@ TEST(Plan, counts_what_can_be_counted_by_hand) {
   EXPECT_EQ(plan.tokens_per_step, 48U);
 }
 
+TEST(Plan, shared_experts_cost_every_token_their_ffn) {
+  config::RunConfig config = tiny();
+  const Plan without = make_plan(config);
+  config.model.shared_experts = 2;
+  const Plan plan = make_plan(config);
+  constexpr uint64_t kShared = 2 * (2 * 3 * 8 * 5);  // in both layers
+  EXPECT_EQ(plan.parameters, without.parameters + kShared);
+  EXPECT_EQ(plan.active_parameters, without.active_parameters + kShared);
+  EXPECT_EQ(plan.flops_per_token, without.flops_per_token + 6 * kShared);
+}
+
+TEST(Plan, hash_has_no_router) {
+  config::RunConfig config = tiny();
+  config.routing.method = config::RoutingMethod::kHash;
+  EXPECT_EQ(make_plan(config).parameters, 11U * 8 + 2 * (256 + 32 + 720) + 8);
+  EXPECT_EQ(make_plan(config).flops_per_token, 6U * (2 * (256 + 360) + 88) + 6U * 2 * 8 * 4);
+}
+
 TEST(Plan, an_untied_output_counts_as_parameters_but_a_look_up_costs_nothing) {
   config::RunConfig config = tiny();
   const Plan tied = make_plan(config);

@@ -10,6 +10,7 @@ class DtoppConfig(PretrainedConfig):
     head_dim: numbers per head; None: hidden_size / num_attention_heads.
     norm: "layer" (LayerNorm without bias) or "rms", for blocks, queries and keys; its eps is `rms_norm_eps`.
     num_experts: experts per layer; 1: a dense model.
+    shared_experts: every token also passes one feed-forward network of this many times intermediate_size.
     router_method: "top_k" (`router_top_k` experts per token), or "top_p" or "dtop_p": a token uses its most probable experts
         until their probabilities sum to the layer's threshold p.
     router_thresholds: p per layer. It may be set; `DtoppForCausalLM.set_target_experts` finds it for a number of experts.
@@ -29,7 +30,7 @@ class DtoppConfig(PretrainedConfig):
 
     def __init__(self, vocab_size=50432, hidden_size=2048, intermediate_size=1024, num_hidden_layers=16, num_attention_heads=16,
                  num_key_value_heads=None, head_dim=None,
-                 max_position_embeddings=2048, num_experts=64, norm="layer", rms_norm_eps=1e-5, hidden_act="silu",
+                 max_position_embeddings=2048, num_experts=64, shared_experts=0, norm="layer", rms_norm_eps=1e-5, hidden_act="silu",
                  router_method="dtop_p", router_top_k=8, router_thresholds=None, router_target_experts=8,
                  router_normalization="dynamic", router_renormalize=True, router_max_experts=0, initializer_range=0.02,
                  rope_parameters=None, use_cache=True, output_router_logits=False, attend_across_documents=True, end_of_text=-1,
@@ -43,6 +44,7 @@ class DtoppConfig(PretrainedConfig):
         self.head_dim = head_dim or hidden_size // num_attention_heads
         self.max_position_embeddings = max_position_embeddings
         self.num_experts = num_experts
+        self.shared_experts = shared_experts
         self.norm = norm
         self.rms_norm_eps = rms_norm_eps
         self.hidden_act = hidden_act

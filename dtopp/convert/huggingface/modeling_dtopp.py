@@ -100,6 +100,7 @@ class DtoppMoE(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
         self.gate, self.experts = DtoppRouter(config, layer), DtoppExperts(config)
+        self.shared_experts = DtoppMLP(config, config.shared_experts) if config.shared_experts > 0 else None
         # Makes every implementation of experts treat the index num_experts as no expert. The decorator has
         # set it to False.
         self.experts._is_expert_parallel = True
@@ -107,16 +108,18 @@ class DtoppMoE(nn.Module):
     def forward(self, x):
         x_TD = x.reshape(-1, x.shape[-1])
         _, weight_TK, expert_TK = self.gate(x_TD)
-        return self.experts(x_TD, expert_TK, weight_TK.to(x.dtype)).view(x.shape)
+        y = self.experts(x_TD, expert_TK, weight_TK.to(x.dtype)).view(x.shape)
+        return y if self.shared_experts is None else y + self.shared_experts(x)
 
 
 class DtoppMLP(nn.Module):
-    """The feed-forward layer of a dense model."""
+    """The feed-forward layer of a dense model, or the shared experts."""
 
-    def __init__(self, config):
+    def __init__(self, config, times=1):
         super().__init__()
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        size = times * config.intermediate_size
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * size, bias=False)
+        self.down_proj = nn.Linear(size, config.hidden_size, bias=False)
 
     def forward(self, x):
         gate, up = self.gate_up_proj(x).chunk(2, -1)

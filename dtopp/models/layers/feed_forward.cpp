@@ -9,13 +9,30 @@
 
 namespace dtopp::models {
 
+namespace {
+
+// SwiGLU of every token.
+at::Tensor dense_ffn(const at::Tensor& x_TD, const FeedForwardWeights& weights, config::Recompute recompute) {
+  const auto ffn = [gate_up_GD = weights.dense_gate_up_GD, down_DF = weights.dense_down_DF](
+                       const std::vector<at::Tensor>& x) -> std::vector<at::Tensor> {
+    const auto gate_up = ops::linear(x[0], gate_up_GD).chunk(2, -1);
+    return {ops::linear(at::silu(gate_up[0]) * gate_up[1], down_DF)};
+  };
+  return run_part(recompute == config::Recompute::kLayer, ffn, {x_TD})[0];
+}
+
+}  // namespace
+
 FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
                                         const config::RoutingConfig& routing, const std::string& prefix,
                                         const ParameterLookup& parameter) {
   FeedForwardWeights weights;
+  const auto look_up_dense = [&](const std::string& ffn) {
+    weights.dense_gate_up_GD = parameter(ffn + "gate_up_proj.weight");
+    weights.dense_down_DF = parameter(ffn + "down_proj.weight");
+  };
   if (model.is_dense()) {
-    weights.dense_gate_up_GD = parameter(prefix + "gate_up_proj.weight");
-    weights.dense_down_DF = parameter(prefix + "down_proj.weight");
+    look_up_dense(prefix);
     return weights;
   }
   if (config::has_logits(routing.method)) {
@@ -23,6 +40,7 @@ FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
     if (routing.normalization == config::Normalization::kDynamic)
       weights.experts.router_scale = parameter(prefix + "gate.scale");
   }
+  if (model.shared_experts > 0) look_up_dense(prefix + "shared_experts.");
   weights.experts.gate_up_EGD = parameter(prefix + "experts.gate_up_proj");
   weights.experts.down_EDF = parameter(prefix + "experts.down_proj");
   return weights;
@@ -31,17 +49,13 @@ FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
 at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, size_t layer,
                         const moe::Routing& routing, std::vector<ops::RouteOutput>& routed) {
   RECORD_USER_SCOPE("layer " + std::to_string(layer) + " mlp");
-  if (weights.dense_down_DF.defined()) {
-    const auto dense = [weights](const std::vector<at::Tensor>& x) -> std::vector<at::Tensor> {
-      const auto gate_up = ops::linear(x[0], weights.dense_gate_up_GD).chunk(2, -1);
-      return {ops::linear(at::silu(gate_up[0]) * gate_up[1], weights.dense_down_DF)};
-    };
-    return run_part(routing.recompute == config::Recompute::kLayer, dense, {x_TD})[0];
-  }
+  at::Tensor dense_TD;
+  if (weights.dense_down_DF.defined()) dense_TD = dense_ffn(x_TD, weights, routing.recompute);
+  if (!weights.experts.down_EDF.defined()) return dense_TD;
   moe::ExpertLayerOutput output =
       moe::expert_layer(x_TD, weights.experts, static_cast<int64_t>(layer), routing);
   routed.push_back(std::move(output.routing));
-  return output.y_TD;
+  return dense_TD.defined() ? output.y_TD + dense_TD : output.y_TD;
 }
 
 }  // namespace dtopp::models

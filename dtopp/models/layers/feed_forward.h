@@ -1,4 +1,9 @@
-// Computes the feed-forward layer of a block: dense or Mixture-of-Experts.
+// Computes the feed-forward layer of a block: dense or Mixture-of-Experts, with or without shared experts.
+//
+//   y = FFN(x)                                                dense
+//   y = sum over selected experts of gate_e E_e(x) + FFN(x)   experts; FFN only with shared experts
+//
+// Source:        paper, Eq. 1; DeepSeekMoE (arXiv 2401.06066) for shared experts
 #pragma once
 
 #include <string>
@@ -11,7 +16,7 @@ namespace dtopp::models {
 
 struct FeedForwardWeights {
   moe::ExpertLayerWeights experts;             // if the model has experts
-  at::Tensor dense_gate_up_GD, dense_down_DF;  // if the model is dense
+  at::Tensor dense_gate_up_GD, dense_down_DF;  // if the model is dense or has shared experts
 };
 
 // Looks up the weights whose names begin with `prefix` ("model.layers.3.mlp.", see

@@ -145,9 +145,9 @@ constexpr std::array kTypes = {config::ModelType::kLanguageModel, config::ModelT
 
 TEST(Recompute, changes_no_bit_with_any_router) {
   for (const config::ModelType type : kTypes) {
-    for (const config::RoutingMethod method : {config::RoutingMethod::kTopK, config::RoutingMethod::kTopKBias,
-                                               config::RoutingMethod::kTopP, config::RoutingMethod::kDTopP,
-                                               config::RoutingMethod::kHash}) {
+    for (const config::RoutingMethod method :
+         {config::RoutingMethod::kTopK, config::RoutingMethod::kTopKBias, config::RoutingMethod::kTopP,
+          config::RoutingMethod::kDTopP, config::RoutingMethod::kHash}) {
       if (type != config::ModelType::kLanguageModel && !config::has_logits(method)) continue;
       for (const config::Precision precision : {config::Precision::kFp32, config::Precision::kBf16}) {
         SCOPED_TRACE(testing::Message() << static_cast<int>(type) << " " << static_cast<int>(method) << " "
@@ -167,6 +167,7 @@ TEST(Recompute, changes_no_bit_of_other_models) {
     config::RunConfig dense = small(type), variant = small(type);
     dense.model.num_experts = 1;
     expect_the_same_bits(dense);
+    variant.model.shared_experts = 1;
     variant.loss.router_z_on = config::RouterZOn::kNormalized;
     variant.model.norm = config::NormType::kRms;
     variant.model.attention_window = 5;

@@ -16,7 +16,7 @@ from language_program import Both
 from refusal import assert_refused
 
 NAMES = ["dense", "dense_untied", "top_k", "top_1_without_renormalisation", "top_p", "top_p_capped", "dtop_p", "dtop_p_rms",
-         "dtop_p_layer", "dtop_p_without_renormalisation", "dtop_p_gqa"]
+         "dtop_p_layer", "dtop_p_without_renormalisation", "dtop_p_gqa", "dtop_p_shared_experts"]
 BOUND = 2e-5
 
 

@@ -140,7 +140,11 @@ def moe(x_TD, parameters, weight, prefix, routing, threshold):
     z_TE = x_TD.to(parameters[prefix + "gate.weight"].dtype) @ parameters[prefix + "gate.weight"].T
     gates_TE, routed = route(z_TE, parameters.get(prefix + "gate.scale"), routing, threshold)
     y_ETD = swiglu(x_TD, weight(prefix + "experts.gate_up_proj"), weight(prefix + "experts.down_proj"))
-    return (gates_TE.T.unsqueeze(-1) * y_ETD).sum(0).to(x_TD.dtype), routed
+    y_TD = (gates_TE.T.unsqueeze(-1) * y_ETD).sum(0).to(x_TD.dtype)
+    if prefix + "shared_experts.down_proj.weight" in parameters:
+        y_TD = y_TD + swiglu(x_TD, weight(prefix + "shared_experts.gate_up_proj.weight"),
+                             weight(prefix + "shared_experts.down_proj.weight"))
+    return y_TD, routed
 
 
 def forward(config, parameters, tokens_BL, thresholds, compute=None):

@@ -38,6 +38,7 @@ output: {output}
 # Overrides of runs with other routers.
 ROUTERS = {
     "hash": ["routing.method=hash", "routing.normalization=none", "loss.load_balance=0", "loss.dynamic=0"],
+    "shared_experts": ["model.shared_experts=2"],
 }
 
 

@@ -10,8 +10,8 @@ from refusal import assert_refused
 
 pytestmark = [needs_program, for_cpus]
 
-CONVERTED = ()  # to the Hugging Face format
-TARGETS = ()  # with --target-experts
+CONVERTED = ("shared_experts",)  # to the Hugging Face format
+TARGETS = ("shared_experts",)  # with --target-experts
 
 
 def train(directory, router, *overrides):
