@@ -75,6 +75,9 @@ void validate(const ModelConfig& config) {
   require_size("model.num_heads", config.num_heads);
   require_size("model.ffn_hidden_size", config.ffn_hidden_size, 1 << 24);
   require_size("model.num_experts", config.num_experts, kMostExperts);
+  require_between("model.zero_experts", 0, kMostExperts, config.zero_experts);
+  if (config.zero_experts > 0 && config.is_dense())
+    throw InvalidValue("model.zero_experts", "a dense model has no router; set it to 0");
   require_between("model.shared_experts", 0, kMostExperts, config.shared_experts);
   if (config.shared_experts > 0 && config.is_dense())
     throw InvalidValue("model.shared_experts", "a dense model has no experts to share with; set it to 0");

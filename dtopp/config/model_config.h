@@ -32,11 +32,13 @@ struct ModelConfig : LanguageModelConfig, DiffusionTransformerConfig {
   int64_t chosen_head_size = 0;  // 0: hidden_size / num_heads
   int64_t ffn_hidden_size = 0;   // per expert; of the whole FFN if num_experts is 1
   int64_t num_experts = 0;       // 1: dense
+  int64_t zero_experts = 0;      // further columns of the router; they compute nothing
   int64_t shared_experts = 0;    // every token passes one FFN of this many times ffn_hidden_size
   double init_std = 0.02;
   bool scale_residual_init = false;  // divide the std of o_proj and down_proj by sqrt(2 num_layers)
 
   bool is_dense() const { return num_experts == 1; }
+  int64_t router_columns() const { return num_experts + zero_experts; }
   int64_t shared_ffn_hidden_size() const { return shared_experts * ffn_hidden_size; }
   int64_t num_kv_heads() const { return chosen_kv_heads > 0 ? chosen_kv_heads : num_heads; }
   int64_t head_size() const { return chosen_head_size > 0 ? chosen_head_size : hidden_size / num_heads; }
@@ -63,6 +65,7 @@ void visit_fields(SectionOf<ModelConfig> auto& config, auto&& field) {
   field("head_size", config.chosen_head_size);
   field("ffn_hidden_size", config.ffn_hidden_size);
   field("num_experts", config.num_experts);
+  field("zero_experts", config.zero_experts);
   field("shared_experts", config.shared_experts);
   // Keys of the other model types are unknown keys.
   switch (config.type) {

@@ -12,14 +12,17 @@ namespace {
 
 std::string text_of(double value) { return detail::print_value(value); }
 
-void validate_cap(const RoutingConfig& config, int64_t num_experts) {
-  if (config.max_experts < 0 || config.max_experts > num_experts)
-    throw InvalidValue("routing.max_experts", "must lie in [0, " + std::to_string(num_experts) +
-                                                  "] (model.num_experts; 0: no cap), is " +
-                                                  std::to_string(config.max_experts));
+void validate_cap(const RoutingConfig& config, const ModelConfig& model) {
+  if (config.max_experts < 0 || config.max_experts > model.router_columns())
+    throw InvalidValue("routing.max_experts", "must lie in [0, " + std::to_string(model.router_columns()) +
+                                                  "] (model.num_experts" +
+                                                  (model.zero_experts > 0 ? " + zero_experts" : "") +
+                                                  "; 0: no cap), is " + std::to_string(config.max_experts));
 }
 
-void validate_experts(const RoutingConfig& config, int64_t num_experts, int64_t num_layers) {
+void validate_experts(const RoutingConfig& config, const ModelConfig& model) {
+  const int64_t num_experts = model.num_experts, num_layers = model.num_layers;
+  const bool has_zero = model.zero_experts > 0;  // tokens may take none; the number is a mean
   const auto count = static_cast<int64_t>(config.experts.size());
   if (count == 0) throw InvalidValue("routing.experts", "is empty; give a number");
   const bool is_top_k = !has_threshold(config.method);
@@ -31,15 +34,28 @@ void validate_experts(const RoutingConfig& config, int64_t num_experts, int64_t 
     throw InvalidValue("routing.experts", "has " + std::to_string(count) + " values for " +
                                               std::to_string(num_layers) + " layers (model.num_layers)");
   for (const double experts : config.experts) {
-    if (!(experts >= 1 && experts <= static_cast<double>(num_experts)))
-      throw InvalidValue("routing.experts", "must lie in [1, " + std::to_string(num_experts) +
-                                                "] (model.num_experts), is " + text_of(experts));
-    if (is_top_k && experts != std::floor(experts))
+    if (!((experts >= 1 || (has_zero && experts > 0)) && experts <= static_cast<double>(num_experts)))
+      throw InvalidValue("routing.experts", std::string("must lie in ") + (has_zero ? "(0" : "[1") + ", " +
+                                                std::to_string(num_experts) + "] (model.num_experts), is " +
+                                                text_of(experts));
+    if (is_top_k && !has_zero && experts != std::floor(experts))
       throw InvalidValue("routing.experts", "must be a whole number for top_k, is " + text_of(experts));
     if (config.max_experts > 0 && experts > static_cast<double>(config.max_experts))
       throw InvalidValue("routing.max_experts", std::to_string(config.max_experts) +
                                                     " is below routing.experts " + text_of(experts));
   }
+}
+
+void validate_zero_experts(const RoutingConfig& config) {
+  if (config.method != RoutingMethod::kTopKBias && config.method != RoutingMethod::kDTopP)
+    throw InvalidValue("model.zero_experts", "need routing.method: top_k_bias or dtop_p; set it to 0");
+  if (config.method == RoutingMethod::kTopKBias &&
+      !(static_cast<double>(config.max_experts) > config.experts.at(0)))
+    throw InvalidValue(
+        "routing.max_experts",
+        "is the number of experts that a token takes with top_k_bias, zero experts included; it "
+        "must exceed routing.experts " +
+            text_of(config.experts[0]));
 }
 
 void validate_hash(const RoutingConfig& config, const ModelConfig& model) {
@@ -55,11 +71,12 @@ void validate_hash(const RoutingConfig& config, const ModelConfig& model) {
 }  // namespace
 
 void validate(const RoutingConfig& config, const ModelConfig& model) {
-  validate_cap(config, model.num_experts);
+  validate_cap(config, model);
   if (!has_logits(config.method)) validate_hash(config, model);
   if (has_threshold(config.method)) require_threshold("routing.threshold", config.threshold);
+  if (model.zero_experts > 0) validate_zero_experts(config);
   if (config.method == RoutingMethod::kTopP) return;
-  validate_experts(config, model.num_experts, model.num_layers);
+  validate_experts(config, model);
   if (config.method != RoutingMethod::kDTopP) return;
   require_not_negative("routing.kp", config.kp);
   require_not_negative("routing.ki", config.ki);

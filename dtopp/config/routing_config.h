@@ -62,7 +62,7 @@ struct RoutingConfig {
   bool anti_windup = true;  // pi: the sum skips errors that push p beyond a bound
   Normalization normalization = Normalization::kDynamic;
   bool renormalize = true;  // gates sum to 1 over the selected experts
-  int64_t max_experts = 0;  // upper limit of experts per token; 0: none
+  int64_t max_experts = 0;  // upper limit of experts per token, zero experts included; 0: none
 };
 
 void visit_fields(SectionOf<RoutingConfig> auto& config, auto&& field) {

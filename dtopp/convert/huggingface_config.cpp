@@ -79,6 +79,8 @@ std::string huggingface_config(const config::RunConfig& config, const std::vecto
   if (!config.model.is_dense() && !config::has_logits(config.routing.method))
     throw UsageError("routing.method: the Hugging Face classes have no " + enum_name(config.routing.method) +
                      "; only top_k, top_p and dtop_p can be converted");
+  if (config.model.zero_experts > 0)
+    throw UsageError("model.zero_experts: the Hugging Face classes have none; it must be 0");
   ordered_json json;
   if (as == HuggingFaceClass::kOlmoe) {
     json = {{"architectures", {"OlmoeForCausalLM"}}, {"model_type", "olmoe"}};

@@ -66,6 +66,10 @@ RoutingReplay::RoutingReplay(const std::filesystem::path& path, const inference:
   if (!config::has_logits(model.config.routing.method))
     throw UsageError(
         "the checkpoint's model routes by token id (routing.method hash); its gates cannot be replayed");
+  if (model.config.model.zero_experts > 0)
+    throw UsageError(
+        "the checkpoint's model has zero experts, whose gates a routing file does not hold; its "
+        "routing cannot be replayed");
   const std::vector<int64_t> shape = {num_tokens, model.config.model.num_experts};
   for (int64_t layer = 0; layer < model.config.model.num_layers; ++layer) {
     const TensorView* tensor = layers_.emplace_back(file_.find(layer_name(layer)));

@@ -24,7 +24,8 @@ void require_cuda_limits(const BlockSizes& s) {
   require("model.hidden_size", "", s.D, ops::cuda::kWidestNorm);
   require("model.num_heads", "times the head size is ", s.queries, ops::cuda::kWidestNorm);
   if (s.dense) return;
-  require("model.num_experts", "", s.E, ops::cuda::kMostExperts);
+  require("model.num_experts", s.columns > s.E ? "and zero_experts are " : "", s.columns,
+          ops::cuda::kMostExperts);
   require("training.micro_batch_size", "its tokens times the experts are ",
           std::max(checked_product({s.T, s.E}), s.pairs), ops::cuda::kMostPairs);
 }
@@ -49,6 +50,7 @@ BlockSizes block_sizes(const config::ModelConfig& model, const CostInputs& input
   s.keys = checked_product({u(model.num_kv_heads()), u(model.head_size())});
   s.F = u(model.ffn_hidden_size);
   s.E = u(model.num_experts);
+  s.columns = u(model.router_columns());
   s.shared = u(model.shared_ffn_hidden_size());
   s.cuda = inputs.cuda;
   s.dense = model.is_dense();
@@ -75,8 +77,11 @@ BlockActivations block_activations(const BlockSizes& s, uint64_t attention_extra
   const uint64_t ffn =
       s.dense ? checked_product({s.T, 4, s.F, s.width}) : checked_product({s.pairs, 2, s.F, s.width});
   const uint64_t shared = checked_product({s.T, 4, s.shared, s.width});
-  // The router's logits and the gates. The router's input is the norm's output, which is counted above.
-  const uint64_t router = s.dense ? 0 : checked_product({s.T, s.E, 2 * kFp32Bytes});
+  // The router's logits and the gates. The router's input is the norm's output, which is counted above. With
+  // zero experts also the gates and the probabilities of the experts alone.
+  const uint64_t real = s.columns > s.E ? checked_product({s.T, s.E, 2 * kFp32Bytes}) : 0;
+  const uint64_t router =
+      s.dense ? 0 : checked_sum({checked_product({s.T, s.columns, 2 * kFp32Bytes}), real});
   if (s.recompute == config::Recompute::kNone) return {checked_sum({attend, router, ffn, shared}), 0};
   const uint64_t pairs = s.dense ? 0 : checked_product({s.pairs, kPairBytes});
   if (s.recompute == config::Recompute::kMoe) return {checked_sum({attend, router, pairs, shared}), ffn};

@@ -13,6 +13,7 @@ inline constexpr uint64_t kFp32Bytes = 4;
 
 struct BlockSizes {
   uint64_t T, D, L, H, F, E;  // T: tokens per micro-batch
+  uint64_t columns;           // of the router: E and the zero experts
   uint64_t queries, keys;     // numbers per token: H K, and G K of keys or values
   uint64_t shared;            // F of all shared experts together
   uint64_t pairs;             // token-expert pairs per layer and micro-batch; on a CUDA device, the capacity

@@ -1,9 +1,29 @@
 #include "dtopp/moe/expert_layer.h"
 
+#include <algorithm>
+
 #include "dtopp/ops/gemm/router_linear.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
 
 namespace dtopp::moe {
+namespace {
+
+// Removes the columns after the first num_experts. The gates of a token's experts then sum to less than 1 if
+// it takes zero experts. An expert counts if its gate is not 0. The load-balance loss gets P over the experts
+// alone, so that it moves no load to or from zero experts.
+void remove_zero_experts(const RouterInput& input, config::Normalization normalization, int64_t num_experts,
+                         ops::RouteOutput& output) {
+  output.gates_TE = output.gates_TE.narrow(1, 0, num_experts).contiguous();
+  const at::Tensor map_TE = output.gates_TE.detach().ne(0), active_T = map_TE.sum(1);
+  output.tokens_per_expert_E = map_TE.sum(0);
+  output.active_histogram =
+      at::zeros({num_experts + 1}, active_T.options()).index_add(0, active_T, at::ones_like(active_T));
+  const at::Tensor s_TE = softmax_inputs(input, normalization).narrow(1, 0, num_experts);
+  const auto tokens = static_cast<double>(std::max<int64_t>(s_TE.size(0), 1));
+  output.mean_prob_E = at::softmax(s_TE, -1).sum(0) * (1 / tokens);
+}
+
+}  // namespace
 
 ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
                               const Routing& routing) {
@@ -19,6 +39,8 @@ ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& 
   if (routing.router->router_z_on() == config::RouterZOn::kNormalized &&
       normalization != config::Normalization::kNone)
     output.router_z = at::logsumexp(softmax_inputs(input, normalization), {-1}).square().mean();
+  if (logits_TE.size(1) > routing.router->num_experts())
+    remove_zero_experts(input, normalization, routing.router->num_experts(), output);
   return output;
 }
 

@@ -12,7 +12,8 @@
 namespace dtopp::moe {
 
 struct ExpertLayerWeights {
-  at::Tensor router_ED;     // f32 in every compute precision; undefined for a method without logits
+  at::Tensor router_ED;     // with rows for zero experts after those of the E experts; f32 in every compute
+                            // precision; undefined for a method without logits
   at::Tensor router_scale;  // theta, f32 []; undefined unless normalization is dynamic
   at::Tensor gate_up_EGD;   // the experts that Routing::experts computes with: all, or this rank's
   at::Tensor down_EDF;      // likewise
@@ -35,7 +36,8 @@ struct Routing {
   at::Tensor ids_T{};  // int64: the ids of the pass's tokens; a language model sets it
 };
 
-// Runs the router only: selects experts and computes their gates. `layer` counts routed layers from 0.
+// Runs the router only: selects experts and computes their gates, without those of zero experts. `layer`
+// counts routed layers from 0.
 // Requires routing.router.
 ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
                               const Routing& routing);

@@ -25,7 +25,9 @@ namespace dtopp::moe {
 // The input of one layer and micro-batch.
 struct RouterInput {
   int64_t layer = 0;
-  at::Tensor logits_TE;   // f32; undefined for a method without logits
+  // f32 [T, E + Z] with Z zero experts (model.zero_experts); undefined for a method without logits. Their
+  // columns are in the result, too; route_tokens (expert_layer.h) removes them.
+  at::Tensor logits_TE;
   at::Tensor scale;       // theta, f32 []
   bool training = false;  // whether update() will need RouteOutput::statistics
   at::Tensor ids_T = {};  // int64: the tokens' ids; undefined unless the model is a language model
@@ -69,12 +71,12 @@ class Router {
 
   const config::RoutingConfig& config() const { return config_; }
   int64_t num_layers() const { return num_layers_; }
+  int64_t num_experts() const { return num_experts_; }  // without zero experts
   config::RouterZOn router_z_on() const { return router_z_on_; }
 
  protected:
   // Replaces a tensor of state(), on the router's device.
   virtual void set_state(const std::string& name, const at::Tensor& value);
-  int64_t num_experts() const { return num_experts_; }
   const at::Device& device() const { return device_; }
   // `route` with this configuration, for top_k experts or, with 0, for the threshold p.
   ops::RouteOutput route_by(const RouterInput& input, int64_t top_k, const at::Tensor& threshold) const;

@@ -66,7 +66,7 @@ class ParameterList {
     const int64_t D = model_.hidden_size, F = model_.ffn_hidden_size, E = model_.num_experts;
     if (model_.is_dense()) return dense_ffn(prefix, F);
     if (config::has_logits(routing_.method)) {
-      matrix(prefix + "gate.weight", {E, D}, ParameterRole::kRouter);
+      matrix(prefix + "gate.weight", {model_.router_columns(), D}, ParameterRole::kRouter);
       if (routing_.normalization == config::Normalization::kDynamic)
         list_.push_back({prefix + "gate.scale", {}, {Distribution::kOne}, ParameterRole::kRouterScale});
     }

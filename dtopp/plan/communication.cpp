@@ -98,7 +98,8 @@ double count_step_numbers(const config::RunConfig& config, const models::Model& 
   int64_t count =
       kLosses * (config.training.global_batch_size / config.training.micro_batch_size) + chunks + kFlags;
   if (layers > 0 && config.routing.method == config::RoutingMethod::kDTopP)
-    count += ops::kCumulativeProbBins * (config.routing.scope == config::ThresholdScope::kLayer ? layers : 1);
+    count += (ops::kCumulativeProbBins + (config.model.zero_experts > 0 ? 1 : 0)) *
+             (config.routing.scope == config::ThresholdScope::kLayer ? layers : 1);
   if (layers > 0)
     count += layers * dims.world_size + kTokenSums + layers * (2 * config.model.num_experts + 1);
   return static_cast<double>(count);

@@ -25,7 +25,7 @@ constexpr double kReusedShare = 0.6;
 double mean_active_experts(const config::RunConfig& config) {
   if (config.model.is_dense()) return 0;
   const auto experts = static_cast<double>(config.model.num_experts);
-  return std::clamp(config::mean_experts(config.routing), 1.0, experts);
+  return std::clamp(config::mean_experts(config.routing), config.model.zero_experts > 0 ? 0.0 : 1.0, experts);
 }
 
 struct Counts {

@@ -30,6 +30,8 @@ std::string arithmetic_rows(const Plan& plan, const config::RunConfig& config) {
   if (!config.model.is_dense())
     experts = format("%g of %lld experts per token", plan.active_experts,
                      static_cast<long long>(config.model.num_experts));
+  if (config.model.zero_experts > 0)
+    experts += format(", %lld zero experts", static_cast<long long>(config.model.zero_experts));
   if (config.model.shared_experts > 0)
     experts += format(" and %lld shared", static_cast<long long>(config.model.shared_experts));
   const double flops_per_token = static_cast<double>(plan.flops_per_token);

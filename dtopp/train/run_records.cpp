@@ -28,16 +28,16 @@ double shared_or_mean(const std::vector<double>& values) {
   return mean;
 }
 
-// Shares of all (token, layer) pairs. A token whose gates all underflowed counts as a token with one expert.
-void add_shares(const moe::ActivationStatistics& activations, runs::MetricRecord& record) {
+// Shares of all (token, layer) pairs.
+void add_shares(const moe::ActivationStatistics& activations, bool may_be_empty, runs::MetricRecord& record) {
   const at::Tensor histogram = activations.histogram().sum(0).cpu();
   const auto* pairs_N = histogram.const_data_ptr<int64_t>();
   const auto all = static_cast<double>(activations.tokens() * activations.num_layers());
   for (const runs::CountRange& range : runs::count_ranges(histogram.numel() - 1)) {
-    const int64_t first = range.first == 1 ? 0 : range.first;
-    const int64_t pairs = std::reduce(pairs_N + first, pairs_N + range.last + 1);
+    const int64_t pairs = std::reduce(pairs_N + range.first, pairs_N + range.last + 1);
     record.values.emplace_back(range.metric(), static_cast<double>(pairs) / all);
   }
+  if (may_be_empty) record.values.emplace_back("moe/empty_share", static_cast<double>(pairs_N[0]) / all);
 }
 
 void add_routing(const StepResult& result, const config::ModelConfig& model, runs::MetricRecord& record) {
@@ -47,8 +47,10 @@ void add_routing(const StepResult& result, const config::ModelConfig& model, run
   if (model.shared_experts > 0)
     values.emplace_back("moe/active_ffn", all.mean + static_cast<double>(model.shared_experts));
   values.emplace_back("moe/token_mean_std", result.activations.token_mean_deviation());
-  // Without a threshold, every token has the same number of experts.
-  if (result.router_values("threshold") != nullptr) add_shares(result.activations, record);
+  // Otherwise every token has the same number of experts.
+  const bool has_zero = model.zero_experts > 0;
+  if (has_zero || result.router_values("threshold") != nullptr)
+    add_shares(result.activations, has_zero, record);
   for (const auto& [name, by_layer] : result.router)
     values.emplace_back("moe/" + name, shared_or_mean(by_layer));
   for (size_t layer = 0; layer < static_cast<size_t>(result.activations.num_layers()); ++layer) {

@@ -71,6 +71,17 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
       {{"model.num_heads=2048"},
        "model.num_heads: hidden_size 2048 over 2048 heads gives an odd head size; rotary positions need an "
        "even one"},
+      {{"model.num_experts=1", "model.zero_experts=1"},
+       "model.zero_experts: a dense model has no router; set it to 0"},
+      {{"model.zero_experts=8", "routing.method=top_k"},
+       "model.zero_experts: need routing.method: top_k_bias or dtop_p; set it to 0"},
+      {{"model.zero_experts=8", "routing.method=top_k_bias"},
+       "routing.max_experts: is the number of experts that a token takes with top_k_bias, zero experts "
+       "included; it must exceed routing.experts 8.0"},
+      {{"model.zero_experts=8", "routing.experts=0"},
+       "routing.experts: must lie in (0, 64] (model.num_experts), is 0.0"},
+      {{"model.zero_experts=8", "routing.max_experts=73"},
+       "routing.max_experts: must lie in [0, 72] (model.num_experts + zero_experts; 0: no cap), is 73"},
       {{"model.shared_experts=-1"}, "model.shared_experts: must lie in [0, 65536], is -1"},
       {{"model.num_experts=1", "model.shared_experts=1"},
        "model.shared_experts: a dense model has no experts to share with; set it to 0"},

@@ -32,7 +32,7 @@ inline std::vector<Call> fitting_calls() {
   return {{"route", {at::randn({T, E}), one, half, "dynamic", 0, 0, true}},
           {"route_backward",
            {at::randn({T, E}), one, gates, at::randn({T, E}), at::randn({E}), one, one, "dynamic", true}},
-          {"cumulative_prob_histogram", {at::randn({T, E}), one, "dynamic", 0, 1}},
+          {"cumulative_prob_histogram", {at::randn({T, E}), one, "dynamic", 0, 1, 0}},
           {"moe_ffn", {x, gates, gate_up, down, 0, false}},
           {"moe_ffn_forward", {x, gates, pairs, gate_up, down}},
           {"moe_ffn_pre_activations", {x, gates, pairs, gate_up, down}},

@@ -32,6 +32,17 @@ TEST(Plan, shared_experts_cost_every_token_their_ffn) {
   EXPECT_EQ(plan.flops_per_token, without.flops_per_token + 6 * kShared);
 }
 
+TEST(Plan, zero_experts_cost_their_rows_of_the_router) {
+  config::RunConfig config = tiny();
+  const Plan without = make_plan(config);
+  config.model.zero_experts = 3;
+  const Plan plan = make_plan(config);
+  EXPECT_EQ(plan.parameters, without.parameters + 2 * 3 * 8);
+  EXPECT_EQ(plan.flops_per_token, without.flops_per_token + 6U * 2 * 3 * 8);
+  config.routing.experts = {0.5};
+  EXPECT_EQ(make_plan(config).active_experts, 0.5);
+}
+
 TEST(Plan, hash_has_no_router) {
   config::RunConfig config = tiny();
   config.routing.method = config::RoutingMethod::kHash;

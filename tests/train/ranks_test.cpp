@@ -78,6 +78,12 @@ class RanksByMethodSlow : public Ranks, public testing::WithParamInterface<const
     if (method == "layer") config_.routing.scope = config::ThresholdScope::kLayer;
     if (method == "layer") config_.routing.controller = config::Controller::kSolve;
     if (method == "dense") config_.model.num_experts = 1;
+    if (method.starts_with("zero")) config_.model.zero_experts = 5;
+    if (method == "zero_bias") {
+      config_.routing.method = config::RoutingMethod::kTopKBias;
+      config_.routing.max_experts = 5;
+      config_.routing.bias_rate = 0.02;
+    }
     if (method == "shared") config_.model.shared_experts = 2;
     if (method == "global_statistics") config_.loss.batch_statistics = config::BatchStatistics::kGlobal;
     if (method == "dense") config_.routing.experts.clear();
@@ -155,7 +161,7 @@ TEST_F(Ranks, a_run_in_bf16_has_them_in_blocks_of_one_size) {
 
 INSTANTIATE_TEST_SUITE_P(Methods, RanksByMethodSlow,
                          testing::Values("dtop_p", "layer", "top_p", "top_k", "top_k_bias", "hash", "shared",
-                                         "dense", "global_statistics"));
+                                         "zero", "zero_bias", "dense", "global_statistics"));
 
 }  // namespace
 }  // namespace dtopp::train

@@ -1,5 +1,8 @@
 // DTop-p: Top-p whose threshold p a controller moves after each step, so that tokens activate T experts.
 //
+// Zero experts (model.zero_experts) join a token's set like the others. The controller counts the others
+// only.
+//
 // Source:        paper, Eqs. 4-6, 8 and 9
 #include <memory>
 
@@ -18,27 +21,38 @@ class DTopPRouter final : public Router {
   DTopPRouter(const config::RunConfig& config, const at::Device& device)
       : Router(config, device),
         controller_(config.routing, config.model.num_experts, config.model.num_layers, device),
-        stride_(cumulative_prob_stride(config.model.num_experts, config.model.tokens_per_sample(),
+        zero_experts_(config.model.zero_experts),
+        stride_(cumulative_prob_stride(config.model.router_columns(), config.model.tokens_per_sample(),
                                        config.training.global_batch_size * config.model.tokens_per_sample())),
         used_threshold_C_(controller_.thresholds()) {}
 
   ops::RouteOutput select(const RouterInput& input) override {
     ops::RouteOutput output = route_by(input, /*top_k=*/0, controller_.threshold(input.layer));
-    if (input.training)
-      output.statistics =
-          ops::cumulative_prob_histogram(input.logits_TE.detach(), input.scale.detach(),
-                                         enum_name(config().normalization), config().max_experts, stride_);
+    if (!input.training) return output;
+    output.statistics = ops::cumulative_prob_histogram(input.logits_TE.detach(), input.scale.detach(),
+                                                       enum_name(config().normalization),
+                                                       config().max_experts, stride_, zero_experts_);
+    if (zero_experts_ > 0) {
+      const at::Tensor zero_Z = output.tokens_per_expert_E.narrow(0, num_experts(), zero_experts_);
+      output.statistics = at::cat({output.statistics, zero_Z.sum().view({1})});
+    }
     return output;
   }
   std::vector<int64_t> statistics_shape() const override {
-    return {controller_.thresholds().numel(), ops::kCumulativeProbBins};
+    // Zero experts add the number of zero experts that tokens took.
+    return {controller_.thresholds().numel(), ops::kCumulativeProbBins + (zero_experts_ > 0 ? 1 : 0)};
   }
 
   void update(const StepCounts& counts, const at::Tensor& applied) override {
     Router::update(counts, applied);
     used_threshold_C_ = controller_.thresholds();
-    controller_.update({counts.tokens_per_expert_LE.sum(1), counts.tokens, counts.statistics, stride_},
-                       applied);
+    const at::Tensor taken_L = counts.tokens_per_expert_LE.sum(1);
+    if (zero_experts_ == 0)
+      return controller_.update({taken_L, counts.tokens, counts.statistics, stride_}, applied);
+    const at::Tensor histogram_CM = counts.statistics.narrow(1, 0, ops::kCumulativeProbBins);
+    controller_.update({taken_L, counts.tokens, histogram_CM, stride_}, applied);
+    const at::Tensor zero_C = counts.statistics.select(1, ops::kCumulativeProbBins).to(at::kDouble);
+    zero_share_C_ = zero_C / (zero_C + (controller_.per_layer() ? taken_L : taken_L.sum()));
   }
 
   ops::NamedTensors state() const override {
@@ -47,7 +61,10 @@ class DTopPRouter final : public Router {
     return state;
   }
   ops::NamedTensors metrics() const override {
-    return {{"threshold", used_threshold_C_}, {"threshold_solved", controller_.solved()}};
+    ops::NamedTensors metrics = {{"threshold", used_threshold_C_},
+                                 {"threshold_solved", controller_.solved()}};
+    if (zero_share_C_.defined()) metrics.emplace_back("zero_share", zero_share_C_);
+    return metrics;
   }
 
  protected:
@@ -58,8 +75,10 @@ class DTopPRouter final : public Router {
 
  private:
   ThresholdController controller_;
+  int64_t zero_experts_;
   int64_t stride_;               // of the tokens whose cumulative probabilities are counted
   at::Tensor used_threshold_C_;  // by the last step, or else by the next
+  at::Tensor zero_share_C_;      // zero experts / all that tokens took in the last step; undefined without
 };
 
 }  // namespace

@@ -7,9 +7,11 @@ namespace dtopp::moe {
 using MakeRouter = std::unique_ptr<Router>(const config::RunConfig& config, const at::Device& device);
 // Each is defined in moe/routers/<method>.cpp.
 MakeRouter make_top_k_router, make_top_k_bias_router, make_top_p_router, make_dtop_p_router;
-MakeRouter make_hash_router;
+MakeRouter make_hash_router, make_top_k_zero_router;
 
 std::unique_ptr<Router> make_router(const config::RunConfig& config, const at::Device& device) {
+  if (config.routing.method == config::RoutingMethod::kTopKBias && config.model.zero_experts > 0)
+    return make_top_k_zero_router(config, device);
   switch (config.routing.method) {
     case config::RoutingMethod::kTopK:
       return make_top_k_router(config, device);

@@ -39,7 +39,8 @@ ops::RouteOutput SolvingRouter::select(const RouterInput& input) {
     return route_by(input, /*top_k=*/0, at::full({}, p, at::device(device()).dtype(at::kDouble)));
   };
   const double p = broadcast_number(ranks_, bisect_threshold(target, [&](double candidate) {
-                                      const at::Tensor counts_E = route_at(candidate).tokens_per_expert_E;
+                                      const at::Tensor counts_E =
+                                          route_at(candidate).tokens_per_expert_E.narrow(0, 0, num_experts());
                                       return static_cast<double>(counts_E.sum().item<int64_t>()) / tokens;
                                     }));
   thresholds_.resize(std::max(thresholds_.size(), layer + 1));

@@ -1,5 +1,6 @@
 #include <bit>
 #include <functional>
+#include <numeric>
 #include <type_traits>
 
 #include "dtopp/ops/route/cumulative_prob_bins.h"
@@ -56,16 +57,34 @@ template <typename Real>
   }
 }
 
+// Counts the experts below `real`, the likeliest included.
 template <typename Real>
-void count_tokens(const Real* logits, int64_t tokens, int64_t experts, int64_t stride, const RouteRule& rule,
-                  Real theta, int64_t* histogram) {
+[[gnu::always_inline]] inline void count_real(TokenBuffers<Real>& buffers, int64_t limit, int64_t real,
+                                              int64_t* histogram) {
+  const std::vector<Real>& p = buffers.p;
+  std::iota(buffers.chosen.begin(), buffers.chosen.end(), 0);
+  std::stable_sort(buffers.chosen.begin(), buffers.chosen.end(),
+                   [&](int32_t a, int32_t b) { return p[a] > p[b]; });
+  double before = 0;
+  for (int64_t n = 0; n < limit; ++n) {
+    const int32_t e = buffers.chosen[n];
+    if (e < real) ++histogram[cumulative_prob_bin(before)];
+    before += p[e];
+  }
+}
+
+template <typename Real>
+void count_tokens(const Real* logits, int64_t tokens, int64_t experts, int64_t zero_experts, int64_t stride,
+                  const RouteRule& rule, Real theta, int64_t* histogram) {
   TokenBuffers<Real> buffers(experts);
   std::vector<BitsOf<Real>> key(experts);
   for (int64_t t = 0; t < tokens; t += stride) {
     Real inverse_sigma = 1;
     const auto state = probabilities(logits + t * experts, experts, rule, theta, buffers, &inverse_sigma);
     if (!state.finite()) continue;
-    if (experts < kSortedFrom && rule.most == experts) {
+    if (zero_experts > 0) {
+      count_real(buffers, rule.most, experts - zero_experts, histogram);
+    } else if (experts < kSortedFrom && rule.most == experts) {
       count_compared(buffers, experts, key.data(), histogram);
     } else {
       count_sorted(buffers, rule.most, histogram);
@@ -74,9 +93,9 @@ void count_tokens(const Real* logits, int64_t tokens, int64_t experts, int64_t s
 }
 
 at::Tensor cumulative_prob_histogram_cpu(const at::Tensor& logits_TE, const at::Tensor& scale,
-                                         c10::string_view normalization, int64_t max_experts,
-                                         int64_t stride) {
-  check_cumulative_prob_histogram(logits_TE, scale, normalization, max_experts, stride);
+                                         c10::string_view normalization, int64_t max_experts, int64_t stride,
+                                         int64_t zero_experts) {
+  check_cumulative_prob_histogram(logits_TE, scale, normalization, max_experts, stride, zero_experts);
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   const RouteRule rule = route_rule(normalization, experts, /*top_k=*/0, max_experts, /*renormalize=*/false);
   const at::Tensor z_TE = logits_TE.to(accumulator_type(logits_TE)).contiguous();
@@ -92,8 +111,8 @@ at::Tensor cumulative_prob_histogram_cpu(const at::Tensor& logits_TE, const at::
       for (int64_t s = begin; s < end; ++s) {
         const int64_t first = counted * s / shares * stride, last = counted * (s + 1) / shares * stride;
         run_widest([&] {
-          count_tokens(logits + first * experts, std::min(last, tokens) - first, experts, stride, rule, theta,
-                       counts + s * kCumulativeProbBins);
+          count_tokens(logits + first * experts, std::min(last, tokens) - first, experts, zero_experts,
+                       stride, rule, theta, counts + s * kCumulativeProbBins);
         });
       }
     });

@@ -8,9 +8,9 @@ namespace dtopp::ops {
 namespace {
 
 at::Tensor cumulative_prob_histogram_cuda(const at::Tensor& logits_TE, const at::Tensor& scale,
-                                          c10::string_view normalization, int64_t max_experts,
-                                          int64_t stride) {
-  check_cumulative_prob_histogram(logits_TE, scale, normalization, max_experts, stride);
+                                          c10::string_view normalization, int64_t max_experts, int64_t stride,
+                                          int64_t zero_experts) {
+  check_cumulative_prob_histogram(logits_TE, scale, normalization, max_experts, stride, zero_experts);
   const c10::DeviceGuard guard(logits_TE.device());
   cuda::check_number_of_experts("cumulative_prob_histogram", logits_TE.size(1));
   const at::Tensor logits = logits_TE.contiguous(), theta = scale.to(accumulator_type(logits_TE));
@@ -19,7 +19,7 @@ at::Tensor cumulative_prob_histogram_cuda(const at::Tensor& logits_TE, const at:
     using Scalar = decltype(scalar);
     cuda::cumulative_prob_histogram<Scalar>(
         {cuda::read<Scalar>(logits), cuda::read<cuda::Accumulator<Scalar>>(theta), logits.size(0),
-         logits.size(1), stride,
+         logits.size(1), zero_experts, stride,
          route_rule(normalization, logits.size(1), /*top_k=*/0, max_experts, /*renormalize=*/false),
          cuda::write<int64_t>(counts)},
         cuda::current_stream(logits));

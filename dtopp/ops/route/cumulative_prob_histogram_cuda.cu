@@ -27,7 +27,8 @@ __device__ void count_token(const CumulativeProbHistogram<Scalar>& of, int64_t t
     if (expert_of(i) < experts) p_E[expert_of(i)] = token.p[i];
   }
   __syncwarp();
-  for (int e = lane_index(); e < experts; e += kWarp) {
+  const int real = experts - static_cast<int>(of.zero_experts), first_rank = of.zero_experts > 0 ? 0 : 1;
+  for (int e = lane_index(); e < real; e += kWarp) {
     Real before = 0;
     int rank = 0;
     for (int other = 0; other < experts; ++other) {
@@ -35,7 +36,7 @@ __device__ void count_token(const CumulativeProbHistogram<Scalar>& of, int64_t t
       before += first ? p_E[other] : Real(0);
       rank += first ? 1 : 0;
     }
-    if (rank > 0 && rank < of.rule.most) atomicAdd(counts + cumulative_prob_bin(before), 1);
+    if (rank >= first_rank && rank < of.rule.most) atomicAdd(counts + cumulative_prob_bin(before), 1);
   }
   __syncwarp();
 }

@@ -11,7 +11,7 @@ struct CumulativeProbHistogram {
   using Real = Accumulator<Scalar>;
   const Scalar* logits_TE;
   const Real* scale;  // []
-  int64_t tokens, experts, stride;
+  int64_t tokens, experts, zero_experts, stride;
   RouteRule rule;
   int64_t* counts;  // [kCumulativeProbBins], zeros on entry
 };

@@ -27,6 +27,7 @@ void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, 
                           const RouteGradients& grad, c10::string_view normalization);
 
 void check_cumulative_prob_histogram(const at::Tensor& logits_TE, const at::Tensor& scale,
-                                     c10::string_view normalization, int64_t max_experts, int64_t stride);
+                                     c10::string_view normalization, int64_t max_experts, int64_t stride,
+                                     int64_t zero_experts);
 
 }  // namespace dtopp::ops

@@ -10,10 +10,10 @@ namespace dtopp::ops::cumulative_prob_histogram_test {
 namespace {
 
 at::Tensor run_cuda(const at::Tensor& logits_TE, const at::Tensor& scale, std::string_view normalization,
-                    int64_t max_experts, int64_t stride) {
-  return call_cuda<at::Tensor(const at::Tensor&, const at::Tensor&, c10::string_view, int64_t, int64_t)>(
-      "dtopp::cumulative_prob_histogram", logits_TE, scale, c10::string_view(normalization), max_experts,
-      stride);
+                    int64_t max_experts, int64_t stride, int64_t zero_experts = 0) {
+  return call_cuda<at::Tensor(const at::Tensor&, const at::Tensor&, c10::string_view, int64_t, int64_t,
+                              int64_t)>("dtopp::cumulative_prob_histogram", logits_TE, scale,
+                                        c10::string_view(normalization), max_experts, stride, zero_experts);
 }
 
 // Sums in another order may move a cumulative probability to the neighbouring bin.
@@ -37,6 +37,9 @@ TEST(CumulativeProbHistogramCuda, equals_the_cpu) {
           const at::Tensor scale = at::scalar_tensor(1.3, at::TensorOptions(real));
           expect_equal(run_cuda(logits_TE, scale, normalization, cap, stride),
                        cumulative_prob_histogram(logits_TE, scale, normalization, cap, stride));
+          if (experts < 4) continue;
+          expect_equal(run_cuda(logits_TE, scale, normalization, cap, stride, 3),
+                       cumulative_prob_histogram(logits_TE, scale, normalization, cap, stride, 3));
         }
       }
     }

@@ -107,8 +107,9 @@ def select(P_TE, routing, threshold):
     return torch.zeros_like(P).scatter(-1, index, chosen.to(P.dtype)), margin
 
 
-def route(z_TE, scale, routing, threshold):
-    """Returns the gates and the values that the losses and the controller need from one layer."""
+def route(z_TE, scale, routing, threshold, num_experts):
+    """Returns the gates and the values that the losses and the controller need from one layer. Columns of the logits after
+    num_experts are zero experts."""
     s = z_TE
     if routing["normalization"] != "none":
         mean = z_TE.mean(-1, keepdim=True)
@@ -120,11 +121,12 @@ def route(z_TE, scale, routing, threshold):
     gates = P * chosen
     if routing["renormalize"]:
         gates = gates / gates.sum(-1, keepdim=True)
+    gates, chosen = gates[:, :num_experts], chosen[:, :num_experts]
     return gates, {
         "gates": gates,
         "counts": chosen.sum(0).long(),
-        "histogram": torch.bincount(chosen.sum(-1).long(), minlength=z_TE.shape[-1] + 1),
-        "Q": P.mean(0),
+        "histogram": torch.bincount(chosen.sum(-1).long(), minlength=num_experts + 1),
+        "Q": s[:, :num_experts].softmax(-1).mean(0),
         "entropy": -(P * s.log_softmax(-1)).sum(-1).mean(),
         "router_z": {"raw": (z_TE.logsumexp(-1) ** 2).mean(), "normalized": (s.logsumexp(-1) ** 2).mean()},
         "margin": margin,
@@ -138,7 +140,8 @@ def swiglu(x, gate_up, down):
 
 def moe(x_TD, parameters, weight, prefix, routing, threshold):
     z_TE = x_TD.to(parameters[prefix + "gate.weight"].dtype) @ parameters[prefix + "gate.weight"].T
-    gates_TE, routed = route(z_TE, parameters.get(prefix + "gate.scale"), routing, threshold)
+    gates_TE, routed = route(z_TE, parameters.get(prefix + "gate.scale"), routing, threshold,
+                             len(parameters[prefix + "experts.down_proj"]))
     y_ETD = swiglu(x_TD, weight(prefix + "experts.gate_up_proj"), weight(prefix + "experts.down_proj"))
     y_TD = (gates_TE.T.unsqueeze(-1) * y_ETD).sum(0).to(x_TD.dtype)
     if prefix + "shared_experts.down_proj.weight" in parameters:

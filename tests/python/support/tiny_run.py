@@ -39,6 +39,9 @@ output: {output}
 ROUTERS = {
     "hash": ["routing.method=hash", "routing.normalization=none", "loss.load_balance=0", "loss.dynamic=0"],
     "shared_experts": ["model.shared_experts=2"],
+    "zero_experts": ["model.zero_experts=5"],
+    "zero_experts_bias": ["model.zero_experts=4", "routing.method=top_k_bias", "routing.max_experts=5",
+                          "routing.bias_rate=0.02", "loss.load_balance=0"],
 }
 
 

@@ -1,0 +1,79 @@
+// Top-k with biases over E experts and Z zero experts, which compute nothing: tokens take 0 to K experts.
+//
+// A token takes K = routing.max_experts of the E + Z, by probability plus bias. The gates are those of the
+// probabilities. After each step of M tokens, with c the tokens per expert of a layer:
+//
+//   bias_e <- bias_e + routing.bias_rate * (T / E - c_e / M)        T = routing.experts; zero experts have no
+//   bias
+//
+// The law drives every expert to the load T / E. This balances the experts and holds their mean number at T.
+//
+// Source:        LongCat-Flash (arXiv 2509.01322); MoE++ (arXiv 2410.07348)
+#include <memory>
+
+#include "dtopp/config/config.h"
+#include "dtopp/moe/router.h"
+
+namespace dtopp::moe {
+namespace {
+
+class TopKZeroRouter final : public Router {
+ public:
+  TopKZeroRouter(const config::RunConfig& config, const at::Device& device)
+      : Router(config, device),
+        zero_experts_(config.model.zero_experts),
+        bias_LE_(at::zeros({num_layers(), num_experts()}, at::device(device).dtype(at::kDouble))),
+        zero_share_L_(at::zeros({num_layers()}, bias_LE_.options())) {
+    if (!(config.routing.bias_rate > 0)) throw config::InvalidValue("routing.bias_rate", "must be positive");
+  }
+
+  ops::RouteOutput select(const RouterInput& input) override {
+    const RouterInput detached = {input.layer, input.logits_TE.detach(), input.scale.detach()};
+    const at::Tensor prob_TC = at::softmax(softmax_inputs(detached, config().normalization), -1);
+    const at::Tensor bias_C = at::constant_pad_nd(bias_LE_[input.layer].to(at::kFloat), {0, zero_experts_});
+    // A stable sort keeps the lower index first among equals.
+    const at::Tensor order_TC =
+        std::get<1>((prob_TC + bias_C).sort(/*stable=*/true, /*dim=*/-1, /*descending=*/true));
+    const at::Tensor map_TC = at::zeros_like(prob_TC, at::kBool);
+    map_TC.scatter_(1, order_TC.narrow(1, 0, config().max_experts), true);
+    return route_to(input, map_TC);
+  }
+
+  void update(const StepCounts& counts, const at::Tensor& applied) override {
+    Router::update(counts, applied);
+    const at::Tensor load_LE =
+        counts.tokens_per_expert_LE.to(at::kDouble) * (1 / static_cast<double>(counts.tokens));
+    const at::Tensor error_LE = config().experts[0] / static_cast<double>(num_experts()) - load_LE;
+    bias_LE_ = at::where(applied, bias_LE_ + error_LE * config().bias_rate, bias_LE_);
+    zero_share_L_ = 1 - load_LE.sum(1) * (1 / static_cast<double>(config().max_experts));
+  }
+
+  ops::NamedTensors state() const override {
+    ops::NamedTensors state = Router::state();
+    state.emplace_back("bias_LE", bias_LE_);
+    return state;
+  }
+  ops::NamedTensors metrics() const override {
+    return {{"bias_spread", std::get<0>(bias_LE_.max(1)) - std::get<0>(bias_LE_.min(1))},
+            {"zero_share", zero_share_L_}};
+  }
+
+ protected:
+  void set_state(const std::string& name, const at::Tensor& value) override {
+    if (name != "bias_LE") return Router::set_state(name, value);
+    bias_LE_ = value;
+  }
+
+ private:
+  int64_t zero_experts_;
+  at::Tensor bias_LE_;       // f64
+  at::Tensor zero_share_L_;  // f64: of the last step
+};
+
+}  // namespace
+
+std::unique_ptr<Router> make_top_k_zero_router(const config::RunConfig& config, const at::Device& device) {
+  return std::make_unique<TopKZeroRouter>(config, device);
+}
+
+}  // namespace dtopp::moe
