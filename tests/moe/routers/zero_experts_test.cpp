@@ -15,6 +15,7 @@ config::RunConfig zero_config(config::RoutingMethod method, int64_t experts, int
                               double target, int64_t most = 0) {
   config::RunConfig config;
   config.model.num_layers = 1;
+  config.model.sequence_length = 8;
   config.model.num_experts = experts;
   config.model.zero_experts = zero_experts;
   config.routing.method = method;

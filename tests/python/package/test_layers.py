@@ -38,6 +38,19 @@ def test_layer_and_its_gradients_match_double_precision(both_forms, name):
         close(grad, expect, y.dtype)
 
 
+def test_shared_experts_add_one_ffn_for_every_token(both_forms):
+    torch.manual_seed(1)
+    moe, x = dtopp.MoE(16, 8, 6, shared_experts=2, target_experts=2).eval(), torch.randn(3, 7, 16)
+    assert moe.shared_experts.gate_up_proj.weight.shape == (32, 16) and moe.shared_experts.down_proj.weight.shape == (16, 16)
+    alone = dtopp.MoE(16, 8, 6, target_experts=2).eval()
+    alone.load_state_dict({name: tensor for name, tensor in moe.state_dict().items() if "shared" not in name})
+    gate, up = (x @ moe.shared_experts.gate_up_proj.weight.T).chunk(2, -1)
+    shared = (torch.nn.functional.silu(gate) * up) @ moe.shared_experts.down_proj.weight.T
+    torch.testing.assert_close(moe(x), alone(x) + shared)
+    with pytest.raises(ValueError, match="shared_experts"):
+        dtopp.MoE(16, 8, 6, shared_experts=-1)
+
+
 def test_losses_enter_in_training_alone_and_with_their_scale(both_forms):
     moe, x = layer(**LOSSES), torch.randn(21, 16)
     dtopp.ThresholdController(moe)

@@ -66,7 +66,7 @@ def test_the_report_is_written(whole, tmp_path):
 
 def test_conversion_works_or_is_refused(whole, tmp_path):
     router, run = whole
-    done = tiny_run.dtopp("convert", "to-hf", run, "--output", tmp_path / "hf")
+    done = tiny_run.dtopp("convert", "to-hf", run, tmp_path / "hf")
     if router in CONVERTED:
         assert done.returncode == 0, done.stderr
     else:
