@@ -48,7 +48,7 @@ def test_shared_experts_add_one_ffn_for_every_token(both_forms):
     shared = (torch.nn.functional.silu(gate) * up) @ moe.shared_experts.down_proj.weight.T
     torch.testing.assert_close(moe(x), alone(x) + shared)
     with pytest.raises(ValueError, match="shared_experts"):
-        dtopp.MoE(16, 8, 6, shared_experts=-1)
+        dtopp.MoE(16, 8, 6, shared_experts=-1, target_experts=2)
 
 
 def test_losses_enter_in_training_alone_and_with_their_scale(both_forms):
