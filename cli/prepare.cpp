@@ -1,6 +1,7 @@
 // Implements `dtopp prepare text`: converts text to token files.
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +24,7 @@ struct PrepareOptions {
   std::string tokenizer;
   std::string output;
   std::string split_on;
+  std::string by;
   int workers = 0;
 };
 
@@ -53,15 +55,7 @@ class PrepareBar {
   bool begun_ = false;
 };
 
-void prepare_text(const PrepareOptions& options) {
-  const data::Tokenizer tokenizer = data::Tokenizer::load(options.tokenizer);
-  stop_on_signals();
-  data::PrepareTextOptions job;
-  job.inputs.assign(options.files.begin(), options.files.end());
-  job.output = options.output;
-  job.split_on = options.split_on;
-  job.num_workers = options.workers > 0 ? options.workers : static_cast<int>(cpu_cores());
-  const data::TokenizerEncoder encoder(tokenizer);
+void prepare_folder(const data::PrepareTextOptions& job, const data::TextEncoder& encoder) {
   std::optional<StopScope> begins(stop_token());
   data::TextPreparation preparation(job, encoder);
   begins.reset();
@@ -73,13 +67,33 @@ void prepare_text(const PrepareOptions& options) {
   }
   bar.finish();
   if (progress.was_complete)
-    std::fprintf(stderr, "dtopp: %s: already complete; nothing left to do\n", options.output.c_str());
+    std::fprintf(stderr, "dtopp: %s: already complete; nothing left to do\n", job.output.c_str());
   if (progress.resumed_documents > 0)
     std::fprintf(stderr, "dtopp: resumed after %llu documents of an earlier run\n",
                  static_cast<unsigned long long>(progress.resumed_documents));
-  std::printf("output     %s\n", options.output.c_str());
+  std::printf("output     %s\n", job.output.c_str());
   std::printf("documents  %llu\n", static_cast<unsigned long long>(progress.documents));
   std::printf("tokens     %llu\n", static_cast<unsigned long long>(progress.tokens));
+}
+
+void prepare_text(const PrepareOptions& options) {
+  const data::Tokenizer tokenizer = data::Tokenizer::load(options.tokenizer);
+  stop_on_signals();
+  data::PrepareTextOptions job;
+  job.inputs.assign(options.files.begin(), options.files.end());
+  job.output = options.output;
+  job.split_on = options.split_on;
+  job.num_workers = options.workers > 0 ? options.workers : static_cast<int>(cpu_cores());
+  const data::TokenizerEncoder encoder(tokenizer);
+  if (options.by.empty()) return prepare_folder(job, encoder);
+  std::optional<StopScope> reads(stop_token());
+  const std::vector<std::string> values = data::values_in(job.inputs, options.by);
+  reads.reset();
+  for (const std::string& value : values) {
+    job.only = {options.by, value};
+    job.output = std::filesystem::path(options.output) / value;
+    prepare_folder(job, encoder);
+  }
 }
 
 }  // namespace
@@ -100,6 +114,9 @@ void add_prepare(CLI::App& app) {
                    "text between the documents of a plain text file, such as '<|endoftext|>'\n"
                    "(default: a plain text file is one document)")
       ->check(CLI::Validator([](const std::string& text) { return text.empty() ? "is empty" : ""; }, ""));
+  text->add_option("--by", options->by,
+                   "key of the JSON lines, such as 'source': write a folder for each of its values")
+      ->excludes("--split-on");
   text->add_option("--workers", options->workers, "encoding threads (default: one per core)")
       ->check(CLI::Range(1, 1024));
   text->callback(

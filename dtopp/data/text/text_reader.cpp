@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 
 #include <simdjson.h>
 
@@ -117,11 +118,40 @@ struct DocumentParser::Impl {
     return parser.parse(simdjson::padded_string(line)).at_key("text").get(value) == simdjson::SUCCESS;
   }
 
-  simdjson::dom::parser parser;
+  // Returns the object in a line of JSON lines; nullopt if the line is blank.
+  std::optional<simdjson::dom::object> object_of(const fs::path& path, uint64_t number, std::string& line) {
+    const size_t first = line.find_first_not_of(" \t\r");
+    if (first == line.npos) return std::nullopt;
+    if (line[first] == '[')
+      fail(path, number,
+           "a JSON array; write it as JSON lines, one object with the key \"text\" per line: jq -c '.[]'");
+    line.reserve(line.size() + simdjson::SIMDJSON_PADDING);
+    simdjson::dom::element value;
+    const auto error = parser.parse(line.data(), line.size(), /*realloc_if_needed=*/false).get(value);
+    if (error == simdjson::MEMALLOC) throw std::bad_alloc();
+    if (error == simdjson::UTF8_ERROR) fail_utf8(path, number, line);
+    if (error) fail(path, number, std::string("invalid JSON: ") + simdjson::error_message(error));
+    simdjson::dom::object object;
+    if (value.get(object)) fail(path, number, "must be a JSON object with the key \"text\"");
+    return object;
+  }
+
+  static std::string_view string_at(const simdjson::dom::object& object, const std::string& key,
+                                    const fs::path& path, uint64_t number) {
+    simdjson::dom::element value;
+    if (object.at_key(key).get(value)) fail(path, number, "has no key \"" + key + "\"");
+    std::string_view text;
+    if (value.get(text)) fail(path, number, "the value of \"" + key + "\" must be a string");
+    return text;
+  }
+
+  DocumentFilter filter;
+  simdjson::dom::parser parser{};
 };
 
-DocumentParser::DocumentParser() : impl_(std::make_unique<Impl>()) {}
+DocumentParser::DocumentParser(DocumentFilter filter) : impl_(std::make_unique<Impl>(std::move(filter))) {}
 DocumentParser::~DocumentParser() = default;
+DocumentParser::DocumentParser(DocumentParser&&) noexcept = default;
 
 std::string_view DocumentParser::parse(const fs::path& path, uint64_t number, std::string& line) {
   if (!is_json_lines(path)) {
@@ -130,24 +160,19 @@ std::string_view DocumentParser::parse(const fs::path& path, uint64_t number, st
       throw DataError(path.string() + ": looks like JSON lines; rename it to .jsonl");
     return line;
   }
-  const size_t first = line.find_first_not_of(" \t\r");
-  if (first == line.npos) return {};
-  if (line[first] == '[')
-    fail(path, number,
-         "a JSON array; write it as JSON lines, one object with the key \"text\" per line: jq -c '.[]'");
-  line.reserve(line.size() + simdjson::SIMDJSON_PADDING);
-  simdjson::dom::element value;
-  const auto error = impl_->parser.parse(line.data(), line.size(), /*realloc_if_needed=*/false).get(value);
-  if (error == simdjson::MEMALLOC) throw std::bad_alloc();
-  if (error == simdjson::UTF8_ERROR) fail_utf8(path, number, line);
-  if (error) fail(path, number, std::string("invalid JSON: ") + simdjson::error_message(error));
-  simdjson::dom::object object;
-  if (value.get(object)) fail(path, number, "must be a JSON object with the key \"text\"");
-  simdjson::dom::element text;
-  if (object.at_key("text").get(text)) fail(path, number, "has no key \"text\"");
-  std::string_view document;
-  if (text.get(document)) fail(path, number, "the value of \"text\" must be a string");
-  return document;
+  const auto object = impl_->object_of(path, number, line);
+  if (!object) return {};
+  const DocumentFilter& filter = impl_->filter;
+  const std::string_view document = Impl::string_at(*object, "text", path, number);
+  if (filter.key.empty() || Impl::string_at(*object, filter.key, path, number) == filter.value)
+    return document;
+  return {};
+}
+
+std::string_view DocumentParser::value_of(const std::string& key, const fs::path& path, uint64_t number,
+                                          std::string& line) {
+  const auto object = impl_->object_of(path, number, line);
+  return object ? Impl::string_at(*object, key, path, number) : std::string_view();
 }
 
 TextReader::TextReader(const fs::path& path, uint64_t max_bytes)

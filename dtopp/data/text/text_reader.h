@@ -80,16 +80,26 @@ auto at_line(const std::filesystem::path& path, uint64_t number, Encode encode) 
   }
 }
 
+// Selects the JSON lines whose string under `key` is `value`. An empty key selects all documents.
+struct DocumentFilter {
+  std::string key{}, value{};
+};
+
 // Extracts the text from a line. Each thread needs its own parser.
 class DocumentParser {
  public:
-  DocumentParser();
+  explicit DocumentParser(DocumentFilter filter = {});
   ~DocumentParser();
+  DocumentParser(DocumentParser&&) noexcept;
   // Returns the document in `line`, which LineReader read from line `number` of `path`; empty if the line is
-  // blank. The view is valid until the next call or change of `line`, whose capacity may grow. Throws
-  // DataError, naming file and line, unless the line is valid UTF-8 and, in JSON lines, an object with a
-  // string under `text`. Plain text may not begin with such an object.
+  // blank or not selected. The view is valid until the next call or change of `line`, whose capacity may
+  // grow. Throws DataError, naming file and line, unless the line is valid UTF-8 and, in JSON lines, an
+  // object with a string under `text`. Plain text may not begin with such an object.
   std::string_view parse(const std::filesystem::path& path, uint64_t number, std::string& line);
+  // Returns the string under `key` in such a line of JSON lines; empty if the line is blank. Throws
+  // DataError, naming file and line, if there is none.
+  std::string_view value_of(const std::string& key, const std::filesystem::path& path, uint64_t number,
+                            std::string& line);
 
  private:
   struct Impl;

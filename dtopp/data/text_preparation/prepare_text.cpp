@@ -1,6 +1,7 @@
 #include "dtopp/data/text_preparation/prepare_text.h"
 
 #include <algorithm>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
+#include "dtopp/base/json.h"
 #include "dtopp/base/json_fields.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/data/text/unicode.h"
@@ -21,6 +23,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMostValues = 1000;  // of a key that divides documents into folders
 
 PrepareTextOptions checked(PrepareTextOptions options) {
   if (options.inputs.empty()) throw UsageError("no text files to prepare");
@@ -43,11 +47,12 @@ PrepareTextOptions checked(PrepareTextOptions options) {
   return options;
 }
 
-nlohmann::ordered_json settings_of(const TextEncoder& encoder, const std::string& split_on) {
+nlohmann::ordered_json settings_of(const TextEncoder& encoder, const PrepareTextOptions& options) {
   nlohmann::ordered_json settings = {{"tokenizer_hash", encoder.tokenizer_hash},
                                      {"vocab_size", encoder.vocab_size},
                                      {"end_of_text", encoder.end_of_text}};
-  if (!split_on.empty()) settings["split_on"] = split_on;
+  if (!options.split_on.empty()) settings["split_on"] = options.split_on;
+  if (!options.only.key.empty()) settings["only"] = {{options.only.key, options.only.value}};
   return settings;
 }
 
@@ -58,12 +63,43 @@ std::vector<InputSource> describe_inputs(const std::vector<fs::path>& inputs) {
   return sources;
 }
 
+bool names_a_folder(const std::string& value) {
+  const auto is_safe = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-' || c == '.';
+  };
+  return !value.empty() && value.front() != '.' && std::ranges::all_of(value, is_safe);
+}
+
 }  // namespace
+
+std::vector<std::string> values_in(const std::vector<fs::path>& inputs, const std::string& key) {
+  std::set<std::string> values;
+  DocumentParser parser;
+  for (const fs::path& path : inputs) {
+    if (!is_json_lines(path))
+      throw UsageError("--by: " + path.string() + " is not JSON lines; its documents have no \"" + key +
+                       "\"");
+    LineReader lines(path);
+    for (std::string line; lines.next(line);) {
+      const std::string value(parser.value_of(key, path, lines.line_number(), line));
+      if (line.find_first_not_of(" \t\r") == line.npos || !values.insert(value).second) continue;
+      if (!names_a_folder(value))
+        throw DataError(path.string() + ": line " + std::to_string(lines.line_number()) + ": \"" + key +
+                        "\" is " + quote_json(value) +
+                        ", which cannot name a folder; use letters, digits, _, - and .");
+      if (values.size() > kMostValues)
+        throw UsageError("--by: \"" + key + "\" has more than " + std::to_string(kMostValues) +
+                         " values; each makes one folder");
+    }
+  }
+  return {values.begin(), values.end()};
+}
 
 TextPreparation::TextPreparation(PrepareTextOptions options, const TextEncoder& encoder)
     : options_(checked(std::move(options))),
       encoder_(encoder),
-      folder_(options_.output, token_folder_kind(), settings_of(encoder, options_.split_on),
+      folder_(options_.output, token_folder_kind(), settings_of(encoder, options_),
               describe_inputs(options_.inputs)) {
   const auto unfinished = folder_.begin();
   if (const auto& complete = folder_.complete()) {
@@ -91,7 +127,7 @@ TextPreparation::TextPreparation(PrepareTextOptions options, const TextEncoder& 
   writer_.emplace(options_.output, encoder.vocab_size, written);
   workers_.emplace(
       BatchReader(options_.inputs, position_, options_.batch_bytes, {.separator = options_.split_on}),
-      BatchEncoder(encoder, options_.num_workers), options_.num_workers);
+      BatchEncoder(encoder, options_.num_workers, options_.only), options_.num_workers);
   next_record_ = Clock::now() + options_.record_every;
 }
 

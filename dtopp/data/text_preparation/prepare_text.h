@@ -28,6 +28,7 @@ struct PrepareTextOptions {
   std::chrono::milliseconds record_every{5000};
   uint64_t batch_bytes = uint64_t{1} << 18;  // text per batch, the unit of work of a worker
   std::string split_on{};                    // LineOptions::separator
+  DocumentFilter only{};                     // the documents to write
 };
 
 struct PrepareTextProgress {
@@ -39,6 +40,11 @@ struct PrepareTextProgress {
   uint64_t documents = 0;   // in the folder, with those of earlier processes; likewise `tokens`
   uint64_t tokens = 0;
 };
+
+// Returns the different strings under `key` in the JSON lines of `inputs`, in ascending order. Throws
+// UsageError if an input is not JSON lines; DataError, naming file and line, if a line has no such string or
+// the string cannot name a folder.
+std::vector<std::string> values_in(const std::vector<std::filesystem::path>& inputs, const std::string& key);
 
 // Prepares the text, or resumes an interrupted preparation:
 //

@@ -93,8 +93,11 @@ struct EncodedBatch {
 // The work of one of several threads.
 class BatchEncoder {
  public:
-  BatchEncoder(const TextEncoder& encoder, int num_workers)
-      : encoder_(encoder), parsers_(static_cast<size_t>(num_workers)) {}
+  // Encodes the documents that `filter` selects.
+  BatchEncoder(const TextEncoder& encoder, int num_workers, const DocumentFilter& filter = {})
+      : encoder_(encoder) {
+    for (int worker = 0; worker < num_workers; ++worker) parsers_.emplace_back(filter);
+  }
   // Parses and encodes the documents of a batch in thread `worker`. Throws DataError if a line is not valid,
   // and ResourceError with the file if memory is too small.
   EncodedBatch operator()(TextBatch batch, int worker);

@@ -216,3 +216,35 @@ def test_more_files_of_data_than_may_be_open_by_default(tmp_path):
     command = f"ulimit -S -n 64; exec {tiny_run.BINARY} train {config} training.steps=4 data.train=[{tmp_path}/files]"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_key_divides_text_into_a_folder_per_value(dtopp_binary, tmp_path, reference):
+    texts = {"books": [f"The book number {i}." for i in range(40)], "web": [f"Page {i} of a web site" for i in range(30)]}
+    lines = [json.dumps({"source": name, "text": text}) for pair in zip(texts["books"], texts["web"])
+             for name, text in zip(texts, pair)]
+    lines += [json.dumps({"text": text, "source": "books"}) for text in texts["books"][30:]]
+    (tmp_path / "all.jsonl").write_text("\n".join([*lines[:7], "", *lines[7:]]) + "\n")
+    prepare(dtopp_binary, [tmp_path / "all.jsonl"], tmp_path / "out", "--by", "source", "--workers", "2")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["books", "web"]
+    for name, own in texts.items():
+        assert_holds(tmp_path / "out" / name, own, reference)
+    again = prepare(dtopp_binary, [tmp_path / "all.jsonl"], tmp_path / "out", "--by", "source")
+    assert again.stderr.count("already complete") == 2
+    other = prepare(dtopp_binary, [tmp_path / "all.jsonl"], tmp_path / "out/web", check=False)
+    assert_refused(other, 2, "out/web")
+
+
+@pytest.mark.parametrize("line, status, names", [
+    ('{"text": "a"}', 3, ["line 2", "source"]), ('{"text": "a", "source": 3}', 3, ["line 2", "source"]),
+    ('{"text": "a", "source": "../x"}', 3, ["line 2", "../x"]), ('{"text": "a", "source": ""}', 3, ["line 2", "source"])])
+def test_a_value_that_cannot_name_a_folder_is_refused(dtopp_binary, tmp_path, line, status, names):
+    (tmp_path / "all.jsonl").write_text('{"text": "a", "source": "web"}\n' + line + "\n")
+    done = prepare(dtopp_binary, [tmp_path / "all.jsonl"], tmp_path / "out", "--by", "source", check=False)
+    assert_refused(done, status, names)
+    assert not (tmp_path / "out").exists()
+
+
+def test_plain_text_has_no_keys_to_divide_it_by(dtopp_binary, tmp_path):
+    (tmp_path / "all.txt").write_text("text")
+    done = prepare(dtopp_binary, [tmp_path / "all.txt"], tmp_path / "out", "--by", "source", check=False)
+    assert_refused(done, 2, ["--by", "all.txt"])
