@@ -67,12 +67,12 @@ at::Tensor target_windows(const InferenceOptions& options, const checkpoint::Che
                           const config::ModelConfig& config, const eval::EvaluationText* text) {
   if (options.target_text.empty()) {
     if (text != nullptr) return text->beginning(config.sequence_length);
-    const std::vector<std::string>& validation = checkpoint.config().data.validation;
+    const std::vector<config::DataSource> validation = checkpoint.config().data.validation;
     if (validation.empty())
       throw UsageError(
           "--target-text: is missing, and the run has no validation data; p is solved for another number of "
           "experts on this text file");
-    return eval::EvaluationText(validation.front(), config.vocab_size).beginning(config.sequence_length);
+    return eval::EvaluationText(validation.front().path, config.vocab_size).beginning(config.sequence_length);
   }
   const auto ids = data::encode_file(
       options.target_text, inference::load_tokenizer(checkpoint, options.tokenizer, config.vocab_size));

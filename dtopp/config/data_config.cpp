@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <set>
+#include <stdexcept>
 
 #include "dtopp/base/path_kind.h"
 #include "dtopp/config/config.h"
@@ -22,32 +24,93 @@ DataSource read_source(const ConfigNode& node, const std::string& key) {
     const std::string of_source = key + "." + node.keys[i];
     if (node.keys[i] == "path") {
       detail::read_value(node.items[i], of_source, source.path);
+    } else if (node.keys[i] == "name") {
+      detail::read_value(node.items[i], of_source, source.name);
     } else if (node.keys[i] == "weight") {
       detail::read_value(node.items[i], of_source, source.weight.emplace());
     } else {
-      detail::throw_unknown_key(node.items[i], of_source, {key + ".path", key + ".weight"});
+      detail::throw_unknown_key(node.items[i], of_source, {key + ".path", key + ".name", key + ".weight"});
     }
   }
   if (node.find("path") == nullptr) throw UsageError(node.location() + ": " + key + ": has no path");
   return source;
 }
 
-void require_paths(const char* key, const std::vector<std::string>& paths) {
-  for (const std::string& path : paths) {
-    if (path.empty()) throw InvalidValue(key, "holds an empty path");
+void require_paths(const char* key, const std::vector<DataSource>& sources) {
+  for (const DataSource& source : sources) {
+    if (source.path.empty()) throw InvalidValue(key, "holds an empty path");
   }
 }
 
-void validate_weights(const DataConfig& config) {
-  std::set<std::filesystem::path> seen;
+std::filesystem::path normalized(const DataSource& source) {
+  return without_trailing_slash(std::filesystem::path(source.path).lexically_normal());
+}
+
+bool is_safe(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+         c == '.';
+}
+
+// Sources whose names appear in metrics.
+void require_distinct_names(const char* key, const std::vector<DataSource>& sources) {
+  std::set<std::filesystem::path> paths;
+  for (const DataSource& source : sources) {
+    if (!std::ranges::all_of(source.name, is_safe))
+      throw InvalidValue(
+          key, "the name " + quote_for_message(source.name) + " may hold letters, digits, _, - and . only");
+    if (!paths.insert(normalized(source)).second)
+      throw InvalidValue(key, "names " + source.path + " twice; list it once");
+  }
+  std::set<std::string> names;
+  for (const std::string& name : source_names(sources)) {
+    if (!names.insert(name).second)
+      throw InvalidValue(key, "two sources have the name " + name + "; give one another name");
+    if (name.starts_with("layer_"))
+      throw InvalidValue(key, "the name " + name + " starts as those of layers do; give it another name");
+  }
+}
+
+bool any_has_weight(const std::vector<DataSource>& sources) {
+  return std::ranges::any_of(sources, [](const DataSource& source) { return source.weight.has_value(); });
+}
+
+bool any_has_name(const std::vector<DataSource>& sources) {
+  return std::ranges::any_of(sources, [](const DataSource& source) { return !source.name.empty(); });
+}
+
+void validate_train(const DataConfig& config) {
+  if (!config.is_weighted() && any_has_name(config.train))
+    throw InvalidValue("data.train", "a source with a name needs weights; give the sources weights");
+  if (!config.is_weighted()) return;
   for (const DataSource& source : config.train) {
     if (source.weight && !(*source.weight > 0))
       throw InvalidValue("data.train", "the weight of " + source.path + " must be above 0, is " +
                                            detail::print_value(*source.weight));
-    const auto path = without_trailing_slash(std::filesystem::path(source.path).lexically_normal());
-    if (!seen.insert(path).second)
-      throw InvalidValue("data.train", "names " + source.path + " twice; give it one weight");
   }
+  require_distinct_names("data.train", config.train);
+}
+
+void validate_validation(const DataConfig& config) {
+  if (any_has_weight(config.validation))
+    throw InvalidValue("data.validation", "only sources of data.train have weights; remove the weight");
+  if (config.validates_by_source()) require_distinct_names("data.validation", config.validation);
+}
+
+// Returns stems of paths, with as many parent folders as make them differ.
+std::vector<std::string> distinct_stems(std::vector<std::filesystem::path> rest) {
+  std::vector<std::string> names(rest.size());
+  std::ranges::transform(rest, names.begin(), [](const auto& path) { return path.stem().string(); });
+  while (std::set(names.begin(), names.end()).size() < names.size()) {
+    bool longer = false;
+    for (size_t i = 0; i < names.size(); ++i) {
+      const std::string folder = rest[i].parent_path().filename().string();
+      longer = longer || !folder.empty();
+      if (!folder.empty()) names[i] = folder + "_" + names[i];
+      rest[i] = rest[i].parent_path();
+    }
+    if (!longer) throw std::invalid_argument("source_names: two paths are the same");
+  }
+  return names;
 }
 
 }  // namespace
@@ -70,23 +133,36 @@ std::string print_value(const std::vector<DataSource>& sources) {
   for (const DataSource& source : sources) {
     const std::string path = detail::print_value(source.path);
     out.append(out.size() > 1 ? ", " : "");
-    if (source.weight)
-      out.append("{path: " + path + ", weight: " + detail::print_value(*source.weight) + "}");
-    else
+    if (!source.weight && source.name.empty()) {
       out.append(path);
+      continue;
+    }
+    out.append("{path: " + path);
+    if (!source.name.empty()) out.append(", name: " + detail::print_value(source.name));
+    if (source.weight) out.append(", weight: " + detail::print_value(*source.weight));
+    out.append("}");
   }
   return out + "]";
 }
 
-std::vector<std::string> DataConfig::train_paths() const {
+std::vector<std::string> paths_of(const std::vector<DataSource>& sources) {
   std::vector<std::string> paths;
-  for (const DataSource& source : train) paths.push_back(source.path);
+  for (const DataSource& source : sources) paths.push_back(source.path);
   return paths;
 }
 
-bool DataConfig::is_weighted() const {
-  return std::ranges::any_of(train, [](const DataSource& source) { return source.weight.has_value(); });
+std::vector<std::string> source_names(const std::vector<DataSource>& sources) {
+  std::vector<std::filesystem::path> unnamed;
+  for (const DataSource& source : sources)
+    if (source.name.empty()) unnamed.push_back(normalized(source));
+  const std::vector<std::string> stems = distinct_stems(std::move(unnamed));
+  std::vector<std::string> names;
+  size_t next = 0;
+  for (const DataSource& source : sources) names.push_back(source.name.empty() ? stems[next++] : source.name);
+  return names;
 }
+
+bool DataConfig::is_weighted() const { return any_has_weight(train); }
 
 std::vector<double> DataConfig::weights() const {
   std::vector<double> weights;
@@ -94,10 +170,27 @@ std::vector<double> DataConfig::weights() const {
   return weights;
 }
 
+bool DataConfig::validates_by_source() const { return validation.size() > 1 || any_has_name(validation); }
+
+std::vector<double> DataConfig::mixture_shares() const {
+  if (!validates_by_source() || !is_weighted()) return {};
+  const std::vector<std::string> names = source_names(validation), train_names = source_names(train);
+  const std::vector<double> train_weights = weights();
+  const double total = std::reduce(train_weights.begin(), train_weights.end());
+  std::vector<double> shares(names.size());
+  for (size_t i = 0; i < train_names.size(); ++i) {
+    const auto found = std::ranges::find(names, train_names[i]);
+    if (found == names.end()) return {};
+    shares[static_cast<size_t>(found - names.begin())] = train_weights[i] / total;
+  }
+  return shares;
+}
+
 void validate(const DataConfig& config, const ModelConfig& model) {
-  require_paths("data.train", config.train_paths());
+  require_paths("data.train", config.train);
   require_paths("data.validation", config.validation);
-  if (config.is_weighted()) validate_weights(config);
+  validate_train(config);
+  validate_validation(config);
   if (model.type != ModelType::kLanguageModel) return;
   if (config.end_of_text < -1 || config.end_of_text >= model.vocab_size)
     throw InvalidValue("data.end_of_text",

@@ -11,28 +11,40 @@
 
 namespace dtopp::config {
 
-// A path, or {path: …, weight: …}. With weights, each source provides samples in proportion to its weight.
+// A path, or {path: …, name: …, weight: …}. With weights, each source of data.train provides samples in
+// proportion to its weight.
 struct DataSource {
   std::string path;  // token folder, .bin prefix or .npy file; for images, a prepared folder
   std::optional<double> weight{};
+  std::string name{};  // in metrics; empty: from the path (source_names)
 
   bool operator==(const DataSource&) const = default;
 };
 void read_value(const ConfigNode& node, const std::string& key, std::vector<DataSource>& sources);
 std::string print_value(const std::vector<DataSource>& sources);
 
+std::vector<std::string> paths_of(const std::vector<DataSource>& sources);
+// Returns the names of sources in metrics. Without a name of its own, a source has the stem of its path. If
+// such stems are equal, parent folders are put before all of them, joined by "_", until they differ.
+// Precondition: no normalized path occurs twice.
+std::vector<std::string> source_names(const std::vector<DataSource>& sources);
+
 struct DataConfig {
-  std::vector<DataSource> train;
-  std::vector<std::string> validation;
+  std::vector<DataSource> train, validation;
   // Language models only: id of the token that ends a document; -1: from the tokenizer.
   int64_t end_of_text = -1;
 
-  std::vector<std::string> train_paths() const;
-  // True if any source has a weight; then the weight of the others is 1. Without weights, all sources
-  // together count as one.
+  // True if any source of `train` has a weight; then the weight of the others is 1. Without weights, all
+  // sources together count as one.
   bool is_weighted() const;
   // One weight per source. Call it only if is_weighted().
   std::vector<double> weights() const;
+  // True if validation reports each source: there are several, or one has a name.
+  bool validates_by_source() const;
+  // The share of each validation source in the training mixture: the weight of the training source with its
+  // name, 0 if there is none. Empty unless validation reports each source, `train` has weights, and each of
+  // its sources has a validation source with its name.
+  std::vector<double> mixture_shares() const;
 };
 
 // The fields of the section for one type of model.

@@ -44,7 +44,7 @@ models::TrainingData open_evaluation_images(const checkpoint::Checkpoint& checkp
                                             const config::RunConfig& config,
                                             const std::filesystem::path& folder) {
   config::RunConfig with_images = config;
-  with_images.data.validation = {folder.string()};
+  with_images.data.validation = {{.path = folder.string()}};
   with_images.data.train = {{.path = folder.string()}};
   models::TrainingData data = models::open_training_data(with_images, data::Verify::kChanged);
   data::require_alike(inference::load_image_layout(checkpoint), checkpoint.path().string(),
@@ -59,15 +59,15 @@ models::ValidationResult measure_diffusion(const inference::DiffusionModel& mode
   const at::NoGradGuard no_grad;
   const models::Model record = models::make_model(model.config);
   const models::LossFunction losses = record.bind(model.parameter);
-  models::ValidationSums sums(record, model.config.model.num_experts, images, batch_size, model.device);
+  models::ValidationSums sums(record, model.config.model.num_experts,
+                              {{.samples = static_cast<uint64_t>(images)}}, batch_size, model.device);
   std::vector<uint64_t> ends;
   for (int64_t b = 0; b < sums.num_batches(); ++b)
     ends.push_back(static_cast<uint64_t>(std::min(images, (b + 1) * batch_size)));
   inference::SharedBatches shared(std::move(ends), ranks, watch);
   while (const auto index = shared.next()) {
     const auto b = static_cast<int64_t>(*index);
-    const models::Batch batch =
-        data.validation->read(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b)).to(model.device);
+    const models::Batch batch = data.validation->read(sums.first_sample(b), sums.size_of(b)).to(model.device);
     sums.add(b, batch, losses(batch, routing));
   }
   if (shared.stopped()) throw Stopped("stopped before the last image; no result is kept");

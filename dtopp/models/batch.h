@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -36,6 +37,14 @@ class Dataset {
 
 class MixedSources;
 
+// Held-out samples whose results validation reports separately.
+struct HeldOutSource {
+  std::string name{};  // as in metrics; empty: validation reports all samples together
+  uint64_t first = 0;  // its first sample in TrainingData::validation
+  uint64_t samples = 0;
+  std::optional<double> mixture_share{};  // of the training mixture; see DataConfig::mixture_shares
+};
+
 // The data of a run.
 struct TrainingData {
   std::string tokenizer_json;  // stored in checkpoints, like images_json; empty if the data has none
@@ -45,7 +54,8 @@ struct TrainingData {
   std::shared_ptr<const Dataset> training;      // in the training order
   std::shared_ptr<const MixedSources> sources;  // null if sources have no weights
   uint64_t validation_samples = 0;
-  std::shared_ptr<const Dataset> validation;  // in the order of the data
+  std::shared_ptr<const Dataset> validation;        // in the order of the data
+  std::vector<HeldOutSource> validation_sources{};  // empty: reported together
 };
 
 }  // namespace dtopp::models

@@ -22,7 +22,7 @@ class MixedSources {
   // Mixes the sources of config.data, which have `sizes` samples.
   MixedSources(const config::RunConfig& config, std::vector<uint64_t> sizes)
       : order_(config.data.weights(), std::move(sizes), static_cast<uint64_t>(config.training.seed)),
-        names_(data::source_names(config.data.train_paths())) {}
+        names_(config::source_names(config.data.train)) {}
 
   data::MixedOrder::Draw operator()(uint64_t position) const { return order_(position); }
   // Returns the use of each source before `position` of the training order.

@@ -1,6 +1,8 @@
 #include "dtopp/models/validation_sums.h"
 
+#include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 namespace dtopp::models {
 namespace {
@@ -9,26 +11,30 @@ constexpr int64_t kGroupAndLoss = 2;  // columns before those of the layers
 
 }  // namespace
 
-ValidationSums::ValidationSums(const Model& model, int64_t num_experts, int64_t samples, int64_t batch_size,
-                               const at::Device& device)
-    : model_(model),
-      num_experts_(num_experts),
-      samples_(samples),
-      batch_size_(batch_size),
-      activations_(model.num_routed_layers) {
+ValidationSums::ValidationSums(const Model& model, int64_t num_experts, std::vector<HeldOutSource> sources,
+                               int64_t batch_size, const at::Device& device)
+    : model_(model), num_experts_(num_experts), sources_(std::move(sources)) {
+  for (size_t s = 0; s < sources_.size(); ++s) {
+    const auto count = static_cast<int64_t>(sources_[s].samples);
+    for (int64_t begin = 0; begin < count; begin += batch_size)
+      batches_.push_back({s, sources_[s].first + static_cast<uint64_t>(begin),
+                          std::min(batch_size, count - begin), samples_ + begin});
+    samples_ += count;
+    activations_.emplace_back(model.num_routed_layers);
+  }
   const auto options = at::device(device).dtype(at::kDouble);
-  losses_B_ = at::zeros({(samples + batch_size - 1) / batch_size}, options);
-  const int64_t listed = model.validation_groups.empty() ? 0 : samples;
+  losses_B_ = at::zeros({num_batches()}, options);
+  const int64_t listed = model.validation_groups.empty() ? 0 : samples_;
   samples_SN_ = at::zeros({listed, kGroupAndLoss + model.num_routed_layers}, options);
 }
 
 void ValidationSums::add(int64_t batch, const Batch& data, const BatchLosses& losses) {
-  const int64_t size = size_of(batch);
-  losses_B_[batch] = losses.value(model_.validation_loss).to(at::kDouble) * size;
-  activations_.add(losses.activations);
+  const BatchPlace& place = batches_.at(static_cast<size_t>(batch));
+  losses_B_[batch] = losses.value(model_.validation_loss).to(at::kDouble) * place.size;
+  activations_[place.source].add(losses.activations);
   if (model_.validation_groups.empty()) return;
   if (!losses.samples) throw std::invalid_argument("ValidationSums: the batch has no losses per sample");
-  const at::Tensor rows_BN = samples_SN_.narrow(0, first_sample(batch), size);
+  const at::Tensor rows_BN = samples_SN_.narrow(0, place.row, place.size);
   rows_BN.select(1, 0).copy_(data.tensor("group"));
   rows_BN.select(1, 1).copy_(losses.samples->loss_B);
   if (model_.num_routed_layers > 0)
@@ -36,17 +42,46 @@ void ValidationSums::add(int64_t batch, const Batch& data, const BatchLosses& lo
 }
 
 ValidationResult ValidationSums::result(distributed::Collectives& ranks) const {
-  const at::Tensor counts = activations_.to_vector(num_experts_, losses_B_.device());
-  const at::Tensor all = at::cat({losses_B_, counts, samples_SN_.view({-1})});
+  std::vector<at::Tensor> parts = {losses_B_};
+  for (const moe::ActivationStatistics& of_source : activations_)
+    parts.push_back(of_source.to_vector(num_experts_, losses_B_.device()));
+  parts.push_back(samples_SN_.view({-1}));
+  const at::Tensor all = at::cat(parts);
   ranks.all_reduce_sum(all, "validation").wait();
+  int64_t begin = 0;
+  const auto next = [&](int64_t size) { return all.narrow(0, std::exchange(begin, begin + size), size); };
+  const at::Tensor losses_B = next(num_batches());
   ValidationResult result;
-  result.loss = all.narrow(0, 0, num_batches()).sum().item<double>() / static_cast<double>(samples_);
-  result.activations = moe::ActivationStatistics::from_vector(all.narrow(0, num_batches(), counts.numel()),
-                                                              model_.num_routed_layers, num_experts_,
-                                                              samples_ * model_.tokens_per_sample);
-  const int64_t before = num_batches() + counts.numel();
-  result.groups = groups(all.narrow(0, before, all.numel() - before).view(samples_SN_.sizes()).cpu());
+  result.loss = losses_B.sum().item<double>() / static_cast<double>(samples_);
+  result.activations = moe::ActivationStatistics(model_.num_routed_layers);
+  int64_t batch = 0;
+  for (size_t s = 0; s < sources_.size(); ++s) {
+    const int64_t first_batch = batch;
+    while (batch < num_batches() && batches_[static_cast<size_t>(batch)].source == s) ++batch;
+    const auto samples = static_cast<int64_t>(sources_[s].samples);
+    ValidationSource one;
+    one.name = sources_[s].name;
+    one.loss = losses_B.narrow(0, first_batch, batch - first_batch).sum().item<double>() /
+               static_cast<double>(samples);
+    one.activations = moe::ActivationStatistics::from_vector(
+        next(moe::ActivationStatistics::vector_size(model_.num_routed_layers, num_experts_)),
+        model_.num_routed_layers, num_experts_, samples * model_.tokens_per_sample);
+    result.activations.add(one.activations);
+    if (!one.name.empty()) result.sources.push_back(std::move(one));
+  }
+  result.mixture_loss = mixture_loss(result.sources);
+  result.groups = groups(next(samples_SN_.numel()).view(samples_SN_.sizes()).cpu());
   return result;
+}
+
+std::optional<double> ValidationSums::mixture_loss(const std::vector<ValidationSource>& results) const {
+  double loss = 0;
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (!sources_[i].mixture_share) return std::nullopt;
+    // A source outside the mixture may have a loss that is not finite.
+    if (*sources_[i].mixture_share > 0) loss += *sources_[i].mixture_share * results[i].loss;
+  }
+  return results.empty() ? std::nullopt : std::optional(loss);
 }
 
 std::vector<ValidationGroup> ValidationSums::groups(const at::Tensor& samples_SN) const {

@@ -1,7 +1,6 @@
 // Adds up the results of a validation over its batches, on all ranks.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -21,9 +20,19 @@ struct ValidationGroup {
   std::vector<double> active_experts_L;  // per token, by routed layer
 };
 
+// The result for one source of the held-out samples (TrainingData::validation_sources).
+struct ValidationSource {
+  std::string name;
+  double loss = 0;
+  moe::ActivationStatistics activations;
+};
+
 struct ValidationResult {
   double loss = 0;  // mean of the model's validation_loss
   moe::ActivationStatistics activations;
+  std::vector<ValidationSource> sources{};  // empty: not reported separately
+  // The sources' losses weighted by their shares of the training mixture, if all have one.
+  std::optional<double> mixture_loss{};
   std::vector<ValidationGroup> groups{};  // groups with samples
   // The loss of the parameters' EMA, if the model has one, with thresholds at which it uses the target number
   // of experts. Trainer::validate sets it.
@@ -32,15 +41,15 @@ struct ValidationResult {
 
 class ValidationSums {
  public:
-  // For the first `samples` > 0 samples in batches of `batch_size`. The last batch may be smaller. `model`
-  // must outlive this object.
-  ValidationSums(const Model& model, int64_t num_experts, int64_t samples, int64_t batch_size,
-                 const at::Device& device);
+  // For the samples of `sources`, at least one per source, in batches of `batch_size`. The last batch of a
+  // source may be smaller. `model` must outlive this object.
+  ValidationSums(const Model& model, int64_t num_experts, std::vector<HeldOutSource> sources,
+                 int64_t batch_size, const at::Device& device);
 
-  int64_t num_batches() const { return losses_B_.numel(); }
-  // Batch b contains size_of(b) samples from first_sample(b) on.
-  int64_t first_sample(int64_t batch) const { return batch * batch_size_; }
-  int64_t size_of(int64_t batch) const { return std::min(batch_size_, samples_ - first_sample(batch)); }
+  int64_t num_batches() const { return static_cast<int64_t>(batches_.size()); }
+  // Batch b contains size_of(b) samples from first_sample(b) of the held-out order on.
+  uint64_t first_sample(int64_t batch) const { return batches_.at(static_cast<size_t>(batch)).first; }
+  int64_t size_of(int64_t batch) const { return batches_.at(static_cast<size_t>(batch)).size; }
 
   // Call it once for each batch, on any one rank. `data` and `losses` belong to the batch. Throws
   // std::invalid_argument if the model has validation groups and `losses` has no SampleLosses.
@@ -52,13 +61,22 @@ class ValidationSums {
   ValidationResult result(distributed::Collectives& ranks) const;
 
  private:
+  struct BatchPlace {
+    size_t source;
+    uint64_t first;     // sample of the held-out order
+    int64_t size, row;  // number of samples, and those in earlier batches
+  };
+
+  std::optional<double> mixture_loss(const std::vector<ValidationSource>& results) const;
   std::vector<ValidationGroup> groups(const at::Tensor& samples_SN) const;
 
   const Model& model_;
-  int64_t num_experts_, samples_, batch_size_;
+  int64_t num_experts_, samples_ = 0;
+  std::vector<HeldOutSource> sources_;
+  std::vector<BatchPlace> batches_;
   at::Tensor losses_B_;    // f64, per batch: loss times number of samples
   at::Tensor samples_SN_;  // f64, per sample: group, loss and pairs per layer; [0, N] without groups
-  moe::ActivationStatistics activations_;
+  std::vector<moe::ActivationStatistics> activations_;  // per source
 };
 
 }  // namespace dtopp::models

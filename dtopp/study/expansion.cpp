@@ -68,12 +68,31 @@ config::RunConfig resolve(const Study& study, size_t variant, size_t point) {
   return config::run_config_of(tree);
 }
 
+// Checks a measure of validation, such as "val/books/loss".
+void check_held_out_measure(const std::string& measure, const std::string& location,
+                            const config::DataConfig& data) {
+  if (measure == "val/mixture_loss" && data.mixture_shares().empty())
+    throw UsageError(location +
+                     "needs weights in data.train, and a source in data.validation with the name of each of "
+                     "its sources");
+  constexpr size_t kPrefix = std::string_view("val/").size();
+  const size_t end = measure.find('/', kPrefix);
+  if (end == std::string::npos) return;
+  const std::string source = measure.substr(kPrefix, end - kPrefix);
+  if (source.starts_with("layer_")) return;
+  const auto names =
+      data.validates_by_source() ? config::source_names(data.validation) : std::vector<std::string>();
+  if (std::ranges::find(names, source) == names.end())
+    throw UsageError(location + "no source of data.validation has the name " + source);
+}
+
 void check_measures(const Study& study, const config::RunConfig& config) {
   const bool validates = config.validation.every > 0;
   for (const std::string& measure : study.measures) {
     const std::string location = study.file.string() + ": measure: " + measure + ": ";
     if (measure.starts_with("val/") && (!validates || config.data.validation.empty()))
       throw UsageError(location + "the runs do not validate; set data.validation and validation.every");
+    if (measure.starts_with("val/")) check_held_out_measure(measure, location, config.data);
     if (measure.starts_with("eval/") && (!validates || config.validation.tasks.empty()))
       throw UsageError(location + "the runs evaluate no tasks; set validation.tasks and validation.every");
   }

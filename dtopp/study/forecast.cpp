@@ -49,8 +49,10 @@ double flops_of(const config::RunConfig& config, double flops_per_token, double 
   if (config.validation.every > 0 && !config.data.validation.empty()) {
     const int64_t every = config.validation.every;
     const int64_t validations = 1 + (config.training.steps + every - 1) / every;
-    tokens +=
-        kForwardShare * static_cast<double>(validations) * static_cast<double>(config.validation.tokens);
+    // validation.tokens are those of each source.
+    const size_t sources = config.data.validates_by_source() ? config.data.validation.size() : 1;
+    tokens += kForwardShare * static_cast<double>(validations * config.validation.tokens) *
+              static_cast<double>(sources);
   }
   return tokens * flops_per_token;
 }

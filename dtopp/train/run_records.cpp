@@ -62,6 +62,15 @@ void add_routing(const StepResult& result, const config::ModelConfig& model, run
   }
 }
 
+void add_held_out_routing(const std::string& prefix, const moe::ActivationStatistics& activations,
+                          runs::MetricRecord& record) {
+  if (activations.num_layers() == 0) return;
+  const moe::ActivationSummary all = activations.summary();
+  record.values.emplace_back(prefix + "active_experts", all.mean);
+  record.values.emplace_back(prefix + "active_experts_std", all.deviation);
+  record.values.emplace_back(prefix + "token_mean_std", activations.token_mean_deviation());
+}
+
 }  // namespace
 
 runs::MetricRecord record_now(int64_t step, int64_t tokens) {
@@ -116,14 +125,16 @@ void add_validation(const models::ValidationResult& result, runs::MetricRecord& 
     record.values.emplace_back("val/active_experts_" + group.name,
                                sum / static_cast<double>(group.active_experts_L.size()));
   }
-  if (result.activations.num_layers() == 0) return;
-  const moe::ActivationSummary all = result.activations.summary();
-  record.values.emplace_back("val/active_experts", all.mean);
-  record.values.emplace_back("val/active_experts_std", all.deviation);
-  record.values.emplace_back("val/token_mean_std", result.activations.token_mean_deviation());
+  add_held_out_routing("val/", result.activations, record);
   for (int64_t layer = 0; layer < result.activations.num_layers(); ++layer) {
     record.values.emplace_back("val/" + layer_key(static_cast<size_t>(layer), "active_experts"),
                                result.activations.summary(layer).mean);
+  }
+  if (result.mixture_loss) record.values.emplace_back("val/mixture_loss", *result.mixture_loss);
+  for (const models::ValidationSource& source : result.sources) {
+    const std::string prefix = "val/" + source.name + "/";
+    record.values.emplace_back(prefix + "loss", source.loss);
+    add_held_out_routing(prefix, source.activations, record);
   }
 }
 

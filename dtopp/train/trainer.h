@@ -48,8 +48,9 @@ class Trainer {
   // computes its own, for which the host waits on a device. The default is kCapacityMargin on a device with
   // EP size 1, else 0.
   void predict_capacity(double margin) { capacity_predictor_ = moe::CapacityPredictor(margin); }
-  // The mean over the first `tokens` held-out tokens. Requires data().validation_samples > 0. Batch b runs on
-  // rank b modulo the number of ranks. nullopt, on all ranks, if a stop is requested on any rank. Collective.
+  // The mean over the first `tokens` held-out tokens of each source. Requires data().validation_samples > 0.
+  // Batch b runs on rank b modulo the number of ranks. nullopt, on all ranks, if a stop is requested on any
+  // rank. Collective.
   std::optional<models::ValidationResult> validate(int64_t tokens, const StopToken& stop);
   // Exchanges parameters() with their EMA until the next call. Requires a model with an EMA. Collective.
   void swap_ema() { store_.swap_ema(); }
@@ -84,7 +85,8 @@ class Trainer {
   // Computes this rank's experts for other ranks of its EP group that have a micro-batch or validate, while
   // this rank has no batch.
   void forward_empty() const;
-  std::optional<models::ValidationResult> validate_with(const moe::Routing& inputs, int64_t samples,
+  std::optional<models::ValidationResult> validate_with(const moe::Routing& inputs,
+                                                        const std::vector<models::HeldOutSource>& sources,
                                                         const StopToken& stop) const;
   // A router with thresholds at which the current parameters use the target number of experts.
   moe::Routing solved_routing() const;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "dtopp/distributed/groups/rank_agreement.h"
+#include "dtopp/models/held_out_sources.h"
 #include "dtopp/models/solve_thresholds.h"
 #include "dtopp/train/trainer.h"
 
@@ -8,11 +9,11 @@ namespace dtopp::train {
 
 std::optional<models::ValidationResult> Trainer::validate(int64_t tokens, const StopToken& stop) {
   const auto wanted = static_cast<uint64_t>(std::max<int64_t>(1, tokens / model_.tokens_per_sample));
-  const auto samples = static_cast<int64_t>(std::min(wanted, data_.validation_samples));
-  std::optional<models::ValidationResult> result = validate_with(parallel_routing(), samples, stop);
+  const std::vector<models::HeldOutSource> sources = models::first_of_each(data_, wanted);
+  std::optional<models::ValidationResult> result = validate_with(parallel_routing(), sources, stop);
   if (!result || model_.ema_decay == 0) return result;
   swap_ema();
-  const std::optional<models::ValidationResult> of_ema = validate_with(solved_routing(), samples, stop);
+  const std::optional<models::ValidationResult> of_ema = validate_with(solved_routing(), sources, stop);
   swap_ema();
   if (!of_ema) return std::nullopt;
   result->ema_loss = of_ema->loss;
@@ -26,10 +27,11 @@ moe::Routing Trainer::solved_routing() const {
                                      data_, parallel_routing());
 }
 
-std::optional<models::ValidationResult> Trainer::validate_with(const moe::Routing& inputs, int64_t samples,
-                                                               const StopToken& stop) const {
+std::optional<models::ValidationResult> Trainer::validate_with(
+    const moe::Routing& inputs, const std::vector<models::HeldOutSource>& sources,
+    const StopToken& stop) const {
   const at::NoGradGuard no_grad;
-  models::ValidationSums sums(model_, config_.model.num_experts, samples, config_.training.micro_batch_size,
+  models::ValidationSums sums(model_, config_.model.num_experts, sources, config_.training.micro_batch_size,
                               store_.device());
   for (int64_t first = 0; first < sums.num_batches(); first += groups_.size()) {
     if (distributed::any_of(*groups_.world, stop.stop_requested())) return std::nullopt;
@@ -39,8 +41,7 @@ std::optional<models::ValidationResult> Trainer::validate_with(const moe::Routin
       continue;
     }
     const models::Batch batch =
-        data_.validation->read(static_cast<uint64_t>(sums.first_sample(b)), sums.size_of(b))
-            .to(store_.device());
+        data_.validation->read(sums.first_sample(b), sums.size_of(b)).to(store_.device());
     sums.add(b, batch, losses_(batch, inputs));
   }
   return sums.result(*groups_.world);

@@ -114,9 +114,9 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
        "training.initialize_from: a run starts with another run's parameters or resumes that run "
        "(training.cooldown_from); set one of them"},
       {{"data.train=[{path: a, weight: 0}]"}, "data.train: the weight of a must be above 0, is 0.0"},
-      {{"data.train=[{path: a, weight: 1}, a/../a]"}, "data.train: names a/../a twice; give it one weight"},
+      {{"data.train=[{path: a, weight: 1}, a/../a]"}, "data.train: names a/../a twice; list it once"},
       {{"data.train=[{path: data/a, weight: 1}, data/a/]"},
-       "data.train: names data/a/ twice; give it one weight"},
+       "data.train: names data/a/ twice; list it once"},
       {{"data.train=[{weight: 1}]"}, "data.train[0]: has no path"},
       {{"data.train=[a, {path: b, wieght: 1}]"},
        "unknown key 'data.train[1].wieght'; did you mean data.train[1].weight?"},

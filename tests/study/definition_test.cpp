@@ -128,6 +128,11 @@ TEST_F(StudyDefinition, refuses_what_is_missing_or_of_the_wrong_kind) {
   EXPECT_THAT(refusal(kHead, {"measure=[val/loss]"}),
               HasSubstr("measure: val/loss: the runs do not validate"));
   EXPECT_THAT(refusal(kHead, {"measure=[eval/hellaswag/accuracy]"}), HasSubstr("evaluate no tasks"));
+  const auto of_sources = [&](const std::string& measure) {
+    return refusal(kHead, {"measure=[" + measure + "]", "data.validation=[web, code]"});
+  };
+  EXPECT_THAT(of_sources("val/books/loss"), HasSubstr("val/books/loss: no source of data.validation"));
+  EXPECT_THAT(of_sources("val/mixture_loss"), HasSubstr("val/mixture_loss: needs weights in data.train"));
 }
 
 TEST_F(StudyDefinition, makes_names_safe_and_keeps_them_apart) {

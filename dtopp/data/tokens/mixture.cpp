@@ -2,13 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <numeric>
 #include <optional>
-#include <set>
 #include <stdexcept>
-
-#include "dtopp/base/path_kind.h"
 
 namespace dtopp::data {
 namespace {
@@ -138,25 +134,6 @@ double MixedOrder::share(size_t source, uint64_t position) const {
 
 double MixedOrder::epochs(size_t source, uint64_t position) const {
   return static_cast<double>(mixture_.count(source, position)) / static_cast<double>(sizes_.at(source));
-}
-
-std::vector<std::string> source_names(const std::vector<std::string>& paths) {
-  std::vector<std::filesystem::path> rest;
-  for (const std::string& path : paths)
-    rest.push_back(without_trailing_slash(std::filesystem::path(path).lexically_normal()));
-  std::vector<std::string> names(rest.size());
-  std::ranges::transform(rest, names.begin(), [](const auto& path) { return path.stem().string(); });
-  while (std::set(names.begin(), names.end()).size() < names.size()) {
-    bool longer = false;
-    for (size_t i = 0; i < names.size(); ++i) {
-      const std::string folder = rest[i].parent_path().filename().string();
-      longer = longer || !folder.empty();
-      if (!folder.empty()) names[i] = folder + "_" + names[i];
-      rest[i] = rest[i].parent_path();
-    }
-    if (!longer) throw std::invalid_argument("source_names: two paths are the same");
-  }
-  return names;
 }
 
 }  // namespace dtopp::data

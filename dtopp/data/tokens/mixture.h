@@ -62,9 +62,4 @@ class MixedOrder {
   std::vector<RandomStream> orders_;
 };
 
-// Returns the names of sources in metrics. A name is the stem of the path. If stems are equal, parent folders
-// are put before all names, joined by "_", until the names differ. Throws std::invalid_argument if two
-// normalized paths are the same.
-std::vector<std::string> source_names(const std::vector<std::string>& paths);
-
 }  // namespace dtopp::data

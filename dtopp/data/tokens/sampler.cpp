@@ -26,6 +26,12 @@ WindowSampler::WindowSampler(std::vector<TokenStream> streams, int64_t sequence_
                     std::to_string(sequence_length + 1) + "; prepare more text or shorten the sequence");
 }
 
+std::vector<uint64_t> WindowSampler::windows_by_stream() const {
+  std::vector<uint64_t> windows;
+  for (size_t i = 0; i < streams_.size(); ++i) windows.push_back(first_window_[i + 1] - first_window_[i]);
+  return windows;
+}
+
 uint64_t WindowSampler::window_at(uint64_t position) const {
   const Permutation permutation(order_, position / num_windows(), num_windows());
   return permutation(position % num_windows());

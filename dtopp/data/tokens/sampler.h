@@ -22,6 +22,7 @@ class WindowSampler {
   WindowSampler(std::vector<TokenStream> streams, int64_t sequence_length, uint64_t seed);
 
   uint64_t num_windows() const { return first_window_.back(); }
+  std::vector<uint64_t> windows_by_stream() const;
   int64_t sequence_length() const { return sequence_length_; }
   // Reads the window at `position` of the training order. Position i belongs to epoch i / num_windows(); each
   // epoch is a fresh permutation of all windows. `tokens` must have sequence_length + 1 elements.

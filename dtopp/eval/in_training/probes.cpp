@@ -15,10 +15,10 @@ namespace dtopp::eval {
 namespace {
 
 data::Tokenizer training_tokenizer(const config::DataConfig& data) {
-  for (const std::string& folder : data.train_paths()) {
+  for (const std::string& folder : config::paths_of(data.train)) {
     if (const auto path = data::tokenizer_beside(folder)) return data::Tokenizer::load(*path);
   }
-  for (const std::string& path : data.train_paths()) {
+  for (const std::string& path : config::paths_of(data.train)) {
     const bool absent =
         path_kind(path) == PathKind::kNothing && path_kind(path + ".idx") == PathKind::kNothing;
     if (absent) throw file_error("open", path, ENOENT);

@@ -92,7 +92,7 @@ std::unique_ptr<train::Periodic> make_training_grids(const config::RunConfig& co
       config.model.text_length > 0)
     return nullptr;
   // Sizes suffice here: the run verifies the contents when it opens the images for training.
-  const std::vector<std::string> folders = config.data.train_paths();
+  const std::vector<std::string> folders = config::paths_of(config.data.train);
   const data::ImageLayout layout =
       data::ImageData::open({folders.begin(), folders.end()}, data::Verify::kSizes).layout();
   if (layout.is_latent) return nullptr;

@@ -7,6 +7,7 @@
 #include "dtopp/data/images/image_layout_json.h"
 #include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
 #include "dtopp/models/diffusion_transformer/image_batches.h"
+#include "dtopp/models/held_out_sources.h"
 #include "dtopp/models/mixed_sources.h"
 
 namespace dtopp::models {
@@ -115,7 +116,7 @@ WeightedImages weighted_images(const config::RunConfig& config, const data::Imag
 
 TrainingData diffusion_transformer_data(const config::RunConfig& config, data::Verify verify) {
   TrainingData data;
-  const std::vector<std::string> folders = config.data.train_paths();
+  const std::vector<std::string> folders = config::paths_of(config.data.train);
   const auto train = open_images(folders, config.model, verify);
   data.images_json = data::format_image_layout(train->layout());
   data.training_hashes.emplace_back(joined(folders), train->content_hash());
@@ -126,10 +127,12 @@ TrainingData diffusion_transformer_data(const config::RunConfig& config, data::V
   }
   data.training = training_images(config, std::make_shared<PreparedImages>(train, config.model), weighted);
   if (config.data.validation.empty()) return data;
-  const auto validation = open_images(config.data.validation, config.model, verify);
-  data::require_alike(train->layout(), joined(folders), validation->layout(), joined(config.data.validation));
-  data.validation_hashes.emplace_back(joined(config.data.validation), validation->content_hash());
+  const std::vector<std::string> held_out = config::paths_of(config.data.validation);
+  const auto validation = open_images(held_out, config.model, verify);
+  data::require_alike(train->layout(), joined(folders), validation->layout(), joined(held_out));
+  data.validation_hashes.emplace_back(joined(held_out), validation->content_hash());
   data.validation_samples = validation->size();
+  data.validation_sources = held_out_sources(config.data, validation->folder_sizes());
   data.validation = validation_images(config, std::make_shared<PreparedImages>(validation, config.model));
   return data;
 }

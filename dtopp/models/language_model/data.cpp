@@ -4,6 +4,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/data/tokens/sampler.h"
 #include "dtopp/models/batch.h"
+#include "dtopp/models/held_out_sources.h"
 #include "dtopp/models/language_model/documents.h"
 #include "dtopp/models/language_model/language_model.h"
 #include "dtopp/models/mixed_sources.h"
@@ -84,7 +85,9 @@ class TokenDataset : public Dataset {
     const Window window = window_at(position);
     return window.sampler->describe(window.index);
   }
-  uint64_t size() const { return samplers_.front().num_windows(); }  // without weights
+  // Without weights: the number of samples of all streams, and of each.
+  uint64_t size() const { return samplers_.front().num_windows(); }
+  std::vector<uint64_t> sizes() const { return samplers_.front().windows_by_stream(); }
   const std::shared_ptr<const MixedSources>& sources() const { return sources_; }
 
  private:
@@ -116,8 +119,9 @@ class TokenDataset : public Dataset {
 
 TrainingData language_model_data(const config::RunConfig& config, data::Verify verify) {
   const config::ModelConfig& model = config.model;
-  std::vector<data::TokenStream> train = open_streams(config.data.train_paths(), model, verify);
-  std::vector<data::TokenStream> validation = open_streams(config.data.validation, model, verify);
+  std::vector<data::TokenStream> train = open_streams(config::paths_of(config.data.train), model, verify);
+  std::vector<data::TokenStream> validation =
+      open_streams(config::paths_of(config.data.validation), model, verify);
   check_same_tokenizer(train, validation);
 
   TrainingData data;
@@ -136,6 +140,7 @@ TrainingData language_model_data(const config::RunConfig& config, data::Verify v
         std::make_shared<const TokenDataset>(std::move(validation), config, end_of_text, TokenOrder::kFile);
     data.validation = held_out;
     data.validation_samples = held_out->size();
+    data.validation_sources = held_out_sources(config.data, held_out->sizes());
   }
   return data;
 }

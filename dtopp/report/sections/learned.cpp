@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
+#include <tuple>
 
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/sections/sections.h"
@@ -110,6 +112,54 @@ void add_noise_bands(RunDrawing& drawing, ReportSection& section) {
   if (!choice.options.empty()) section.blocks.push_back({std::move(choice)});
 }
 
+// Returns the sources of held-out data that any run reports, from its metrics "val/SOURCE/loss".
+std::vector<std::string> held_out_sources(const ReportInput& input) {
+  constexpr std::string_view kBegin = "val/", kEnd = "/loss";
+  std::set<std::string> names;
+  for (const ReportRun& run : input.runs) {
+    for (const auto& [metric, series] : run.history.series) {
+      if (metric.starts_with(kBegin) && metric.ends_with(kEnd) && metric.size() > kBegin.size() + kEnd.size())
+        names.insert(metric.substr(kBegin.size(), metric.size() - kBegin.size() - kEnd.size()));
+    }
+  }
+  return {names.begin(), names.end()};
+}
+
+// Adds the losses and active experts by source of the held-out data, if any run reports them.
+void add_sources(RunDrawing& drawing, ReportSection& section) {
+  const ReportInput& input = drawing.input;
+  const std::vector<std::string> names = held_out_sources(input);
+  if (names.empty()) return;
+  ReportTable table{"Validation by source, at the end", {"run"}};
+  ReportChoice choice{"source", "Source", {}};
+  const bool is_mixed = any_run_has(input, "val/mixture_loss"),
+             is_routed = any_run_has(input, "val/active_experts");
+  if (is_mixed) table.head.emplace_back("loss of the mixture");
+  for (const std::string& name : names) {
+    table.head.push_back(name + ": loss");
+    if (is_routed) table.head.push_back("experts");
+    ReportOption option{name, {}};
+    for (const auto& [metric, title, unit] :
+         {std::tuple{"/loss", "Validation loss of ", unit_of(input)},
+          std::tuple{"/active_experts", "Active experts at validation on ", "per token and layer"}}) {
+      ReportChart chart{title + name, unit, drawing.lines("val/" + name + metric, {.marks = true})};
+      if (!chart.lines.empty()) option.blocks.push_back({std::move(chart)});
+    }
+    choice.options.push_back(std::move(option));
+  }
+  for (size_t i = 0; i < input.runs.size(); ++i) {
+    std::vector<ReportCell> row = {RunCell{static_cast<int>(i)}};
+    if (is_mixed) row.emplace_back(value_text(input.runs[i], "val/mixture_loss", 4));
+    for (const std::string& name : names) {
+      row.emplace_back(value_text(input.runs[i], "val/" + name + "/loss", 4));
+      if (is_routed) row.emplace_back(value_text(input.runs[i], "val/" + name + "/active_experts", 2));
+    }
+    table.rows.push_back(std::move(row));
+  }
+  section.blocks.push_back({std::move(table)});
+  section.blocks.push_back({std::move(choice)});
+}
+
 std::pair<double, int64_t> lowest(const runs::Series& series) {
   std::pair<double, int64_t> found{std::nan(""), 0};
   for (size_t i = 0; i < series.values.size(); ++i) {
@@ -197,6 +247,7 @@ std::optional<ReportSection> learned_section(RunDrawing& drawing) {
   // The compared section shows a study's own curves over seeds.
   if (input.curves.empty()) add_chart(section, seeds_chart(drawing));
   section.blocks.push_back({final_table(input)});
+  add_sources(drawing, section);
   if (auto unusual = unusual_steps(input)) section.blocks.push_back({std::move(*unusual)});
   add_chart(section, {.title = "Gradient norm",
                       .y_label = "before clipping",

@@ -111,13 +111,5 @@ TEST(MixedOrder, each_source_goes_through_epochs_of_its_own) {
   EXPECT_EQ(order.share(1, 0), 0);
 }
 
-TEST(SourceNames, are_stems_with_as_many_folders_as_tell_them_apart) {
-  using Names = std::vector<std::string>;
-  EXPECT_EQ(source_names({"data/web", "data/code/", "x/books.npy"}), (Names{"web", "code", "books"}));
-  EXPECT_EQ(source_names({"data/web/train", "data/code/train"}), (Names{"web_train", "code_train"}));
-  EXPECT_EQ(source_names({"train", "b/train"}), (Names{"train", "b_train"}));
-  EXPECT_THROW(source_names({"a", "./a"}), std::invalid_argument);
-}
-
 }  // namespace
 }  // namespace dtopp::data

@@ -19,7 +19,7 @@ def listed():
 def written(run):
     names = {name for line in tiny_run.metrics(run) for name in line} - {"step", "tokens", "time"}
     for pattern, text in ((r"layer_\d\d", "layer_NN"), (r"^data/[^/]+", "data/SOURCE"), (r"tokens_with/.*", "tokens_with/1"),
-                          (r"_t\d$", "_t0")):
+                          (r"_t\d$", "_t0"), (r"^val/(?!layer_NN)[^/]+/", "val/SOURCE/")):
         names = {re.sub(pattern, text, name) for name in names}
     return names
 
@@ -27,7 +27,9 @@ def written(run):
 @pytest.mark.parametrize("method", ["dtop_p", "top_p", "top_k", "top_k_bias", *tiny_run.ROUTERS])
 def test_names_of_a_language_model_are_listed(dtopp_binary, tmp_path, method):
     source = f"[{{path: {tmp_path}/train.npy, weight: 1}}]"
-    tiny_run.trained(tmp_path, *tiny_run.ROUTERS.get(method, [f"routing.method={method}"]), f"data.train={source}")
+    held_out = f"[{tmp_path}/train.npy, {tmp_path}/validation.npy]"
+    tiny_run.trained(tmp_path, *tiny_run.ROUTERS.get(method, [f"routing.method={method}"]), f"data.train={source}",
+                     f"data.validation={held_out}")
     assert written(tmp_path / "run") - listed() == set()
 
 

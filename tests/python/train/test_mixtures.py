@@ -29,7 +29,8 @@ def reference(tmp_path_factory):
 def overrides(directory):
     sources = ", ".join(f"{{path: {directory}/{name}/train.npy, weight: {weight}}}"
                         for name, weight in (("web", 6), ("code", 3), ("books", 1)))
-    return [f"data.train=[{sources}]", "training.micro_batch_size=1"]
+    held_out = ", ".join(f"{{path: {directory}/{name}/train.npy, name: {name}_train}}" for name in ("books", "web", "code"))
+    return [f"data.train=[{sources}]", f"data.validation=[{held_out}]", "training.micro_batch_size=1"]
 
 
 def test_shares_and_epochs_are_reported(reference):
@@ -58,6 +59,26 @@ def test_processes_give_the_same_bits(reference, tmp_path):
     done = tiny_run.dtopp("train", reference / "run.yaml", *overrides(reference), f"output={tmp_path}/run", "--processes", 4)
     assert done.returncode == 0, done.stderr
     assert tiny_run.state(tmp_path / "run", 12) == tiny_run.state(reference / "run", 12)
+    assert tiny_run.timeless(tiny_run.metrics(tmp_path / "run")) == tiny_run.timeless(tiny_run.metrics(reference / "run"))
+
+
+def test_sources_are_validated_by_themselves(reference, tmp_path):
+    """A source's loss is that of a run on it alone, with the same parameters: those before the first step."""
+    together = tiny_run.metrics(reference / "run")[0]
+    weights = {"web": 0.6, "code": 0.3, "books": 0.1}
+    # validation.tokens (256) are those of each source; `code` has 5 windows of 32 tokens.
+    tokens = {"web": 256, "code": 160, "books": 256}
+    for name in weights:
+        done = tiny_run.dtopp("train", reference / "run.yaml", *overrides(reference), f"output={tmp_path}/{name}",
+                              f"data.validation={reference}/{name}/train.npy", "training.steps=3")
+        assert done.returncode == 0, done.stderr
+        alone = tiny_run.metrics(tmp_path / name)[0]
+        assert not any(f"{other}_train" in key for other in weights for key in alone)
+        for key in ("loss", "active_experts", "active_experts_std", "token_mean_std"):
+            assert together[f"val/{name}_train/{key}"] == alone[f"val/{key}"]
+    for key, shares in (("val/loss", tokens), ("val/mixture_loss", weights)):
+        mean = sum(share * together[f"val/{name}_train/loss"] for name, share in shares.items()) / sum(shares.values())
+        assert together[key] == pytest.approx(mean, rel=1e-12)
 
 
 def test_other_weights_are_another_run(reference):
@@ -92,6 +113,13 @@ def test_a_source_that_is_too_short_is_named(reference):
     assert_refused(done, 3, "short.npy")
 
 
+def test_a_held_out_source_that_is_too_short_is_named(reference):
+    np.zeros(WINDOW, "<u2").tofile(reference / "short.npy")
+    done = tiny_run.dtopp("train", reference / "run.yaml", f"data.validation=[{reference}/short.npy, {reference}/web/train.npy]",
+                          f"output={reference}/other")
+    assert_refused(done, 3, "short.npy")
+
+
 def test_state_of_the_run_holds_the_position_alone(reference):
     state = json.loads((reference / "run/checkpoints/step-00000012/state.json").read_text())
     assert state["sample_position"] == 48
@@ -99,12 +127,16 @@ def test_state_of_the_run_holds_the_position_alone(reference):
 
 def test_pictures_have_mixtures_too(tmp_path):
     config = tiny_diffusion_run.make(tmp_path)
-    mixed = [f"data.train=[{{path: {tmp_path}/train, weight: 3}}, {{path: {tmp_path}/validation, weight: 1}}]"]
+    mixed = [f"data.train=[{{path: {tmp_path}/train, weight: 3}}, {{path: {tmp_path}/validation, weight: 1}}]",
+             f"data.validation=[{tmp_path}/validation, {tmp_path}/train]"]
     done = tiny_run.dtopp("train", config, *mixed)
     assert done.returncode == 0, done.stderr
     last = tiny_run.metrics(tmp_path / "run")[-2]
     assert (last["data/train/share"], last["data/validation/share"]) == (0.75, 0.25)
     assert last["data/train/epoch"] == pytest.approx(36 / 21) and last["data/validation/epoch"] == pytest.approx(12 / 13)
+    held_out = tiny_run.metrics(tmp_path / "run")[-1]
+    assert held_out["val/mixture_loss"] == pytest.approx(
+        0.75 * held_out["val/train/loss"] + 0.25 * held_out["val/validation/loss"], rel=1e-12)
     shutil.rmtree(tmp_path / "run/checkpoints/step-00000012")
     whole = tmp_path / "again"
     assert tiny_run.dtopp("train", config, *mixed, f"output={whole}").returncode == 0

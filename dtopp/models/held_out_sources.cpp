@@ -1,0 +1,34 @@
+#include "dtopp/models/held_out_sources.h"
+
+#include <algorithm>
+
+#include "dtopp/base/errors.h"
+
+namespace dtopp::models {
+
+std::vector<HeldOutSource> held_out_sources(const config::DataConfig& data,
+                                            const std::vector<uint64_t>& sizes) {
+  if (!data.validates_by_source()) return {};
+  const std::vector<std::string> names = config::source_names(data.validation);
+  const std::vector<double> shares = data.mixture_shares();
+  std::vector<HeldOutSource> sources;
+  uint64_t first = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0)
+      throw DataError(data.validation.at(i).path +
+                      ": holds less than one sample; prepare more data, or shorten the sequence");
+    sources.push_back({names.at(i), first, sizes[i]});
+    if (!shares.empty()) sources.back().mixture_share = shares[i];
+    first += sizes[i];
+  }
+  return sources;
+}
+
+std::vector<HeldOutSource> first_of_each(const TrainingData& data, uint64_t samples) {
+  std::vector<HeldOutSource> sources = data.validation_sources;
+  if (sources.empty()) sources.push_back({.samples = data.validation_samples});
+  for (HeldOutSource& source : sources) source.samples = std::min(source.samples, samples);
+  return sources;
+}
+
+}  // namespace dtopp::models
