@@ -7,9 +7,6 @@
 
 namespace dtopp::cli {
 
-// Returns the FLOPs per token as a linear function of the active experts.
-study::TokenCost token_cost_of(const config::RunConfig& config);
-
 // Returns nullopt if the plan needs more than the configuration.
 std::optional<report::PlannedCost> find_run_cost(const config::RunConfig& config);
 

@@ -127,10 +127,7 @@ void run_study(const study::Study& study, const std::vector<study::StudyRun>& ru
     }
   }
   const study::StudyResults results = write_results();
-  std::vector<study::TokenCost> token_costs(runs.size());
-  std::ranges::transform(runs, token_costs.begin(),
-                         [](const study::StudyRun& run) { return token_cost_of(run.config); });
-  study::write_curves(study, runs, records, token_costs);
+  study::write_curves(study, runs, records);
   if (std::ranges::count(records, study::RunStatus::kDone, &study::RunRecord::status) > 0)
     report::write_report(report::read_report_input({study.output}, find_run_cost),
                          study.output / "report.html");

@@ -12,9 +12,10 @@
 namespace dtopp::checkpoint {
 namespace {
 
-constexpr std::array<std::pair<const char*, int64_t TrainingState::*>, 7> kIntegers = {{
+constexpr std::array<std::pair<const char*, int64_t TrainingState::*>, 8> kIntegers = {{
     {"step", &TrainingState::step},
     {"tokens", &TrainingState::tokens},
+    {"assignments", &TrainingState::assignments},
     {"sample_position", &TrainingState::sample_position},
     {"seed", &TrainingState::seed},
     {"skipped_steps", &TrainingState::skipped_steps},

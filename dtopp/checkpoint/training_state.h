@@ -11,6 +11,7 @@ namespace dtopp::checkpoint {
 struct TrainingState {
   int64_t step = 0;             // optimizer steps done (skipped ones included)
   int64_t tokens = 0;           // tokens trained on
+  int64_t assignments = 0;      // token-expert pairs computed so far, in all layers
   int64_t sample_position = 0;  // next sample in the global order
   int64_t seed = 0;
   int64_t skipped_steps = 0;          // non-finite steps so far

@@ -236,6 +236,10 @@ Plan make_plan(const config::RunConfig& config, const distributed::ParallelDims&
   plan.flops_per_token = models::checked_sum(
       {models::checked_product({6, models::checked_sum({counts.multiplied, active_experts, conditioning})}),
        costs.attention_flops});
+  const auto num_experts = static_cast<uint64_t>(config.model.num_experts);
+  plan.flops_per_expert = config.model.is_dense() ? 0 : 6 * (counts.experts / num_experts);
+  plan.fixed_flops_per_token = plan.flops_per_token - 6 * active_experts;
+  if (config.model.is_dense()) plan.fixed_flops_per_token = plan.flops_per_token;
   plan.recomputed_flops_per_token = costs.recomputed_flops;
 
   plan.tokens_per_step = models::checked_product(

@@ -26,6 +26,9 @@ struct Plan {
   // divided by its tokens. Attention adds per layer 6 D S at sequence length S if it is causal (each token
   // attends to S / 2 others on average), else 12 D S.
   uint64_t flops_per_token = 0;
+  // flops_per_token = fixed_flops_per_token + active_experts flops_per_expert, rounded.
+  uint64_t fixed_flops_per_token = 0;
+  uint64_t flops_per_expert = 0;            // per token, for one more active expert in each layer; 0: dense
   uint64_t recomputed_flops_per_token = 0;  // further ones, because of training.recompute
 
   uint64_t tokens_per_step = 0;  // per global batch

@@ -92,6 +92,17 @@ std::string to_json(const MetricRecord& record) {
   return line + '}';
 }
 
+double last_value(const fs::path& directory, std::string_view name) {
+  if (path_kind(directory / kMetricsFile) == PathKind::kNothing) return 0;
+  const std::string text = read_file(directory / kMetricsFile, std::numeric_limits<uint64_t>::max());
+  const std::string key = ',' + quote_json(std::string(name)) + ':';
+  const size_t found = text.rfind(key, text.rfind('\n'));
+  double value = 0;
+  if (found != std::string::npos)
+    std::from_chars(text.data() + found + key.size(), text.data() + text.size(), value);
+  return value;
+}
+
 MetricsWriter::MetricsWriter(const fs::path& directory, int64_t resume_step, bool tensorboard,
                              std::optional<int64_t> last_validation)
     : path_(directory / kMetricsFile) {

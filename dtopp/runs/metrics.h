@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,10 @@ struct MetricRecord {
 
 // The line without its newline.
 std::string to_json(const MetricRecord& record);
+
+// Returns the value of `name` in the last complete line of <directory>/metrics.jsonl that holds it; 0 if
+// there is none.
+double last_value(const std::filesystem::path& directory, std::string_view name);
 
 // A TensorBoard event file: TFRecord framing with masked CRC-32C around hand-encoded Event protobufs.
 class EventFile {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <map>
 
 #include <nlohmann/json.hpp>
@@ -27,24 +26,20 @@ double interpolate(const std::vector<double>& xs, const std::vector<double>& ys,
   return ys[i - 1] + share * (ys[i] - ys[i - 1]);
 }
 
-// Reads a metric of the training lines in the order of steps.
-class LineByLine {
- public:
-  LineByLine(const runs::RunHistory& history, const std::string& name) {
-    if (const auto found = history.series.find(name); found != history.series.end()) series_ = &found->second;
+// Returns what a run had used after each logged step, with 0 before the first.
+Points used_by_step(const runs::RunHistory& history, CurveAxis axis) {
+  const runs::Series* series = &history.tokens;
+  if (axis != CurveAxis::kTokens) {
+    const auto found =
+        history.series.find(axis == CurveAxis::kActiveFlops ? "train/active_flops" : "throughput/seconds");
+    if (found == history.series.end()) return {};
+    series = &found->second;
   }
-  // Returns the value at `step`, or `otherwise` if there is no finite one. Call with ascending steps.
-  double at(int64_t step, double otherwise) {
-    if (series_ == nullptr) return otherwise;
-    while (next_ < series_->steps.size() && series_->steps[next_] < step) ++next_;
-    if (next_ == series_->steps.size() || series_->steps[next_] != step) return otherwise;
-    return std::isfinite(series_->values[next_]) ? series_->values[next_] : otherwise;
-  }
-
- private:
-  const runs::Series* series_ = nullptr;
-  size_t next_ = 0;
-};
+  Points used{{0}, {0}};
+  used.x.insert(used.x.end(), series->steps.begin(), series->steps.end());
+  used.y.insert(used.y.end(), series->values.begin(), series->values.end());
+  return used;
+}
 
 Points thinned(const Points& points) {
   const size_t size = points.x.size();
@@ -103,31 +98,13 @@ std::string to_text(CurveAxis axis) {
   }
 }
 
-Points taken_by_step(const runs::RunHistory& history, CurveAxis axis, const TokenCost& cost) {
-  LineByLine experts(history, "moe/active_experts"), speed(history, "throughput/tokens_per_second");
-  Points taken{{0}, {0}};
-  double tokens_before = 0;
-  for (size_t i = 0; i < history.tokens.steps.size(); ++i) {
-    const int64_t step = history.tokens.steps[i];
-    const double tokens = history.tokens.values[i] - tokens_before;
-    tokens_before = history.tokens.values[i];
-    double each = 1;
-    if (axis == CurveAxis::kActiveFlops) each = cost.flops(experts.at(step, cost.planned_experts));
-    if (axis == CurveAxis::kSeconds) each = 1 / speed.at(step, std::numeric_limits<double>::infinity());
-    taken.x.push_back(static_cast<double>(step));
-    taken.y.push_back(taken.y.back() + tokens * each);
-  }
-  return taken;
-}
-
-Points points_of(const runs::RunHistory& history, const std::string& measure, CurveAxis axis,
-                 const TokenCost& cost) {
+Points points_of(const runs::RunHistory& history, const std::string& measure, CurveAxis axis) {
   const auto found = history.series.find(measure);
-  if (found == history.series.end()) return {};
-  const Points taken = taken_by_step(history, axis, cost);
+  const Points used = used_by_step(history, axis);
+  if (found == history.series.end() || used.x.empty()) return {};
   Points points;
   for (size_t i = 0; i < found->second.steps.size(); ++i) {
-    points.x.push_back(interpolate(taken.x, taken.y, static_cast<double>(found->second.steps[i])));
+    points.x.push_back(interpolate(used.x, used.y, static_cast<double>(found->second.steps[i])));
     points.y.push_back(found->second.values[i]);
   }
   return points;
@@ -148,7 +125,7 @@ Curve mean_curve(std::vector<Points> runs) {
 }
 
 void write_curves(const Study& study, const std::vector<StudyRun>& runs,
-                  const std::vector<RunRecord>& records, const std::vector<TokenCost>& costs) {
+                  const std::vector<RunRecord>& records) {
   // Points of the runs of each row (grid point, variant), by measure and axis. Each run's metrics are read
   // once.
   std::map<std::pair<size_t, size_t>, std::vector<std::vector<Points>>> rows;
@@ -161,7 +138,7 @@ void write_curves(const Study& study, const std::vector<StudyRun>& runs,
     for (size_t curve = 0; curve < curves; ++curve) {
       const std::string& measure = study.measures[curve / kAxes.size()];
       if (value_of_run(history, measure).diverged) continue;
-      row[curve].push_back(points_of(history, measure, kAxes[curve % kAxes.size()], costs[i]));
+      row[curve].push_back(points_of(history, measure, kAxes[curve % kAxes.size()]));
     }
   }
   nlohmann::ordered_json json = {{"curves", nlohmann::ordered_json::array()}};

@@ -8,7 +8,6 @@
 
 #include "dtopp/runs/run_history.h"
 #include "dtopp/study/results.h"
-#include "dtopp/study/token_cost.h"
 
 namespace dtopp::study {
 
@@ -21,13 +20,9 @@ struct Points {
   std::vector<double> x, y;
 };
 
-// Returns the tokens, FLOPs or seconds (y) that a run had used after each training step (x), from (0, 0) on.
-Points taken_by_step(const runs::RunHistory& history, CurveAxis axis, const TokenCost& cost);
-
-// Returns a run's measure (y) against the tokens, FLOPs or seconds used so far (x). FLOPs count the experts
-// that tokens selected. Seconds count training steps only, without validations, checkpoints and pauses.
-Points points_of(const runs::RunHistory& history, const std::string& measure, CurveAxis axis,
-                 const TokenCost& cost);
+// Returns a run's measure (y) against the tokens, FLOPs or seconds used so far (x), interpolated between
+// logged steps. FLOPs are train/active_flops and seconds throughput/seconds. No points if the run lacks them.
+Points points_of(const runs::RunHistory& history, const std::string& measure, CurveAxis axis);
 
 // The mean of several runs at common x, with its interval.
 struct Curve {
@@ -42,8 +37,8 @@ inline constexpr size_t kMostPoints = 400;
 Curve mean_curve(std::vector<Points> runs);
 
 // Writes the curves of all done runs that have not diverged to OUTPUT/curves.json: {"curves": [{"variant",
-// "grid", "measure", "axis", "n", "x": [], "mean": [], "half_width": []}]}. `costs` holds one entry per run.
+// "grid", "measure", "axis", "n", "x": [], "mean": [], "half_width": []}]}.
 void write_curves(const Study& study, const std::vector<StudyRun>& runs,
-                  const std::vector<RunRecord>& records, const std::vector<TokenCost>& costs);
+                  const std::vector<RunRecord>& records);
 
 }  // namespace dtopp::study

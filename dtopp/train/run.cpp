@@ -72,6 +72,7 @@ void Run::open_outputs(bool resumed) {
   StepYardstick yardstick{.flops_per_token = static_cast<double>(plan_.flops_per_token),
                           .tokens = static_cast<double>(trainer_.step_tokens()),
                           .last_step = config_.training.steps,
+                          .seconds_before = runs::last_value(config_.output, "throughput/seconds"),
                           .matrix_rate = device::measure_matrix_rate(at::device(device).dtype(type))};
   if (!device.is_cpu())
     yardstick.peak_rate = device::data_sheet_rate(device::device_facts(device).name, type == at::kBFloat16);
@@ -130,6 +131,7 @@ void Run::record(const StepResult& result) {
   runs::MetricRecord record = record_now(result.step, result.tokens);
   add_step(result, config_.model, record);
   add_sources(trainer_.data(), result.sample_position, record);
+  add_work(result, plan_, record);
   add_rates(speed, result.data_seconds / result.seconds, record);
   if (const auto times = saver_.take_times()) add_saving(*times, record);
   metrics_->write(record);

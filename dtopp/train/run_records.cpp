@@ -96,9 +96,21 @@ void add_sources(const models::TrainingData& data, int64_t position, runs::Metri
   }
 }
 
+void add_work(const StepResult& result, const plan::Plan& plan, runs::MetricRecord& record) {
+  const auto tokens = static_cast<double>(result.tokens), pairs = static_cast<double>(result.assignments);
+  const auto layers = static_cast<double>(result.activations.num_layers());
+  double flops = tokens * static_cast<double>(plan.fixed_flops_per_token);
+  if (layers > 0) {
+    flops += pairs * (static_cast<double>(plan.flops_per_expert) / layers);
+    record.values.emplace_back("train/active_experts_mean", pairs / (tokens * layers));
+  }
+  record.values.emplace_back("train/active_flops", flops);
+}
+
 void add_rates(const StepRates& rates, double data_share, runs::MetricRecord& record) {
   auto& values = record.values;
   values.emplace_back("throughput/tokens_per_second", rates.tokens_per_second);
+  values.emplace_back("throughput/seconds", rates.seconds);
   values.emplace_back("throughput/tflops", rates.tflops);
   values.emplace_back("throughput/mfu", rates.mfu);
   if (rates.mfu_of_peak) values.emplace_back("throughput/mfu_of_peak", *rates.mfu_of_peak);

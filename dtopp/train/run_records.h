@@ -15,6 +15,10 @@ void add_step(const StepResult& result, const config::ModelConfig& model, runs::
 // Adds data/… if sources have weights: their use up to `position`.
 void add_sources(const models::TrainingData& data, int64_t position, runs::MetricRecord& record);
 
+// Adds train/active_flops, as `plan` counts them for the pairs of all steps so far, and, for a model with
+// routers, train/active_experts_mean.
+void add_work(const StepResult& result, const plan::Plan& plan, runs::MetricRecord& record);
+
 // Adds throughput/…, memory/… and, with several ranks, comm/…. data_share: the share of the step spent
 // waiting for data.
 void add_rates(const StepRates& rates, double data_share, runs::MetricRecord& record);

@@ -12,6 +12,8 @@ void StepMeter::begin() {
 StepRates StepMeter::rates(const StepResult& result) {
   StepRates rates;
   rates.tokens_per_second = yardstick_.tokens / result.seconds;
+  seconds_ += result.seconds;
+  rates.seconds = seconds_;
   const double flops = rates.tokens_per_second * yardstick_.flops_per_token;
   const auto ranks = static_cast<double>(groups_.size());
   rates.tflops = flops * 1e-12;

@@ -11,6 +11,7 @@ namespace dtopp::train {
 
 struct StepRates {
   double tokens_per_second = 0;
+  double seconds = 0;                      // in steps so far, without validations, saves and pauses
   double tflops = 0;                       // of all ranks together, with the FLOPs of `dtopp plan`
   double mfu = 0;                          // relative to the ranks' measured matrix rate
   std::optional<double> mfu_of_peak = {};  // relative to the data sheets of the devices
@@ -27,6 +28,7 @@ struct StepYardstick {
   double flops_per_token = 0;
   double tokens = 0;  // per step
   int64_t last_step = 0;
+  double seconds_before = 0;          // in steps of earlier processes of this run
   double matrix_rate = 0;             // measured FLOP/s of one rank's device
   std::optional<double> peak_rate{};  // FLOP/s in its data sheet
 };
@@ -34,7 +36,7 @@ struct StepYardstick {
 class StepMeter {
  public:
   StepMeter(const StepYardstick& yardstick, const distributed::ProcessGroups& groups)
-      : yardstick_(yardstick), groups_(groups) {}
+      : yardstick_(yardstick), groups_(groups), seconds_(yardstick.seconds_before) {}
 
   // Call at the start of a step. The previous step's result may still be outstanding.
   void begin();
@@ -44,7 +46,7 @@ class StepMeter {
   StepYardstick yardstick_;
   const distributed::ProcessGroups& groups_;
   distributed::Traffic before_;
-  double recent_seconds_ = 0;
+  double seconds_, recent_seconds_ = 0;
 };
 
 }  // namespace dtopp::train

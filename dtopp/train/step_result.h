@@ -18,6 +18,7 @@ namespace dtopp::train {
 struct StepResult {
   int64_t step = 0;                                    // counts from 1
   int64_t tokens = 0;                                  // trained on so far, including this step
+  int64_t assignments = 0;                             // token-expert pairs so far, in all layers
   int64_t sample_position = 0;                         // index of the next sample in the global order
   double loss = 0;                                     // total, weighted
   std::vector<std::pair<std::string, double>> losses;  // unweighted, one per term

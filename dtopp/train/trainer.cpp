@@ -152,6 +152,9 @@ std::optional<StepResult> Trainer::next_result(size_t in_flight) {
   in_flight_.pop_front();
   state_.skipped_steps += result.skipped ? 1 : 0;
   state_.consecutive_skips = result.skipped ? state_.consecutive_skips + 1 : 0;
+  if (result.activations.num_layers() > 0)
+    state_.assignments += result.activations.num_assignments().sum().item<int64_t>();
+  result.assignments = state_.assignments;
   result.skipped_steps = state_.skipped_steps;
   result.consecutive_skips = state_.consecutive_skips;
   return result;

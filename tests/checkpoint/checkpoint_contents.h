@@ -33,6 +33,7 @@ class SampleContents {
     tensor("threshold_C", {1}, contents.router);
     contents.state = {.step = step,
                       .tokens = step * 4096,
+                      .assignments = step * 9000,
                       .sample_position = step * 8,
                       .seed = 17,
                       .skipped_steps = 2,

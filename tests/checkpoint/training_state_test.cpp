@@ -21,19 +21,15 @@ TrainingState round_trip(const TrainingState& state) {
 }
 
 json valid() {
-  return {{"step", 1},
-          {"tokens", 2},
-          {"sample_position", 3},
-          {"seed", 4},
-          {"skipped_steps", 0},
-          {"consecutive_skips", 0},
-          {"last_validation_step", -1}};
+  return {{"step", 1}, {"tokens", 2},        {"assignments", 6},       {"sample_position", 3},
+          {"seed", 4}, {"skipped_steps", 0}, {"consecutive_skips", 0}, {"last_validation_step", -1}};
 }
 
 TEST(TrainingState, integers_come_back_over_their_whole_range) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   const TrainingState state = {.step = kMost,
                                .tokens = kMost,
+                               .assignments = kMost,
                                .sample_position = (int64_t{1} << 53) + 1,
                                .seed = std::numeric_limits<int64_t>::min(),
                                .skipped_steps = 5,

@@ -16,31 +16,28 @@ using ::testing::SizeIs;
 runs::RunHistory history() {
   runs::RunHistory history;
   history.tokens = {{2, 4}, {200, 400}};
-  history.series["moe/active_experts"] = {{2, 4}, {3, 5}};
-  history.series["throughput/tokens_per_second"] = {{2, 4}, {50, 100}};
+  history.series["train/active_flops"] = {{2, 4}, {3200, 7200}};
+  history.series["throughput/seconds"] = {{2, 4}, {4, 6}};
   history.series["train/loss"] = {{2, 4}, {6, 5}};
   history.series["val/loss"] = {{0, 3, 4}, {9, 8, 7}};
   return history;
 }
 
-const TokenCost kCost{.fixed = 10, .per_expert = 2};
-
 TEST(PointsOf, lie_where_the_run_had_taken_so_much) {
-  EXPECT_THAT(points_of(history(), "train/loss", CurveAxis::kTokens, kCost).x, ElementsAre(200, 400));
-  // 200 tokens with 3 experts, then 200 with 5.
-  EXPECT_THAT(points_of(history(), "train/loss", CurveAxis::kActiveFlops, kCost).x, ElementsAre(3200, 7200));
-  EXPECT_THAT(points_of(history(), "train/loss", CurveAxis::kSeconds, kCost).x, ElementsAre(4, 6));
-  const Points validation = points_of(history(), "val/loss", CurveAxis::kActiveFlops, kCost);
+  EXPECT_THAT(points_of(history(), "train/loss", CurveAxis::kTokens).x, ElementsAre(200, 400));
+  EXPECT_THAT(points_of(history(), "train/loss", CurveAxis::kActiveFlops).x, ElementsAre(3200, 7200));
+  EXPECT_THAT(points_of(history(), "train/loss", CurveAxis::kSeconds).x, ElementsAre(4, 6));
+  const Points validation = points_of(history(), "val/loss", CurveAxis::kActiveFlops);
   EXPECT_THAT(validation.x, ElementsAre(0, 5200, 7200));
   EXPECT_THAT(validation.y, ElementsAre(9, 8, 7));
-  EXPECT_THAT(points_of(history(), "none", CurveAxis::kTokens, kCost).x, IsEmpty());
+  EXPECT_THAT(points_of(history(), "none", CurveAxis::kTokens).x, IsEmpty());
 }
 
-TEST(PointsOf, take_the_plan_where_a_run_counts_no_experts) {
-  runs::RunHistory dense = history();
-  dense.series.erase("moe/active_experts");
-  const TokenCost cost{.fixed = 10, .per_expert = 2, .planned_experts = 4};
-  EXPECT_THAT(points_of(dense, "train/loss", CurveAxis::kActiveFlops, cost).x, ElementsAre(3600, 7200));
+TEST(PointsOf, are_none_where_the_run_does_not_log_the_axis) {
+  runs::RunHistory other = history();
+  other.series.erase("train/active_flops");
+  EXPECT_THAT(points_of(other, "train/loss", CurveAxis::kActiveFlops).x, IsEmpty());
+  EXPECT_THAT(points_of(other, "train/loss", CurveAxis::kSeconds).x, ElementsAre(4, 6));
 }
 
 TEST(MeanCurve, keeps_the_points_that_all_runs_have) {

@@ -96,8 +96,8 @@ struct ReportedRun {
   std::string name, tag, about;
   int style = 0;  // runs that differ only in their seed share one
   struct Clock {
-    int steps = 0, tokens = 0, hours = 0;
-    std::optional<int> flops = std::nullopt;  // nullopt if the FLOPs are unknown
+    int steps = 0, tokens = 0;
+    std::optional<int> hours = std::nullopt, flops = std::nullopt;  // nullopt if the run does not log them
   };
   std::optional<Clock> clock;
 };

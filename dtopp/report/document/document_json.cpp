@@ -89,7 +89,8 @@ OrderedJson blocks_json(const std::vector<ReportBlock>& blocks) {
 
 OrderedJson clock_json(const std::optional<ReportedRun::Clock>& clock) {
   if (!clock) return nullptr;
-  OrderedJson json = {{"steps", clock->steps}, {"tokens", clock->tokens}, {"hours", clock->hours}};
+  OrderedJson json = {{"steps", clock->steps}, {"tokens", clock->tokens}};
+  if (clock->hours) json["hours"] = *clock->hours;
   if (clock->flops) json["flops"] = *clock->flops;
   return json;
 }

@@ -1,6 +1,6 @@
 // Holds the state that all charts share: axis, zoom, visible runs and smoothing. Elements are created from text, never from
 // markup, because run names are untrusted input.
-const AXES = { step: "step", tokens: "tokens", flops: "active FLOPs", hours: "hours" };
+const AXES = { step: "step", tokens: "tokens", flops: "active FLOPs", hours: "hours in steps" };
 
 const view = { axis: "step", range: null, logX: false, smoothing: 0.01, hidden: new Set(), plots: [], cursor: null };
 

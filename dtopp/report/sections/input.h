@@ -11,14 +11,12 @@
 #include "dtopp/config/run_config.h"
 #include "dtopp/runs/run_history.h"
 #include "dtopp/study/study_file.h"
-#include "dtopp/study/token_cost.h"
 #include "dtopp/tasks/evaluation_files.h"
 
 namespace dtopp::report {
 
 // The cost of a run that `dtopp plan` estimates.
 struct PlannedCost {
-  study::TokenCost token;
   double memory_bytes = 0;  // peak of one process
 };
 using FindCost = std::optional<PlannedCost> (*)(const config::RunConfig&);

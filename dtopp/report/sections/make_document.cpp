@@ -4,12 +4,13 @@
 #include "dtopp/base/enum_name.h"
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/sections/sections.h"
-#include "dtopp/study/curves.h"
 
 namespace dtopp::report {
 namespace {
 
 using namespace report_text;
+
+constexpr double kSecondsPerHour = 3600;
 
 // Returns "1", "2", …: the number that identifies a run without relying on colors.
 std::string tag_of(size_t run) { return std::to_string(run + 1); }
@@ -22,25 +23,13 @@ int group_of(const ReportInput& input, size_t run) {
   return 0;
 }
 
-// Returns the hours since the start of training for each line. The time before the first line is estimated
-// from its tokens and its speed.
-std::vector<double> clock_hours(const ReportRun& run) {
-  const runs::Series& time = run.history.time;
-  const runs::Series* speed = find_series(run, "throughput/tokens_per_second");
-  double start = time.values.front();
-  if (speed != nullptr && speed->values.front() > 0)
-    start -= run.history.tokens.values.front() / speed->values.front();
-  std::vector<double> hours;
-  for (const double seconds : time.values) hours.push_back((seconds - start) / 3600);
-  return hours;
-}
-
-// Returns the FLOPs after each line, from the plan's count and the active experts of each step.
-std::vector<double> clock_flops(const ReportRun& run) {
-  std::vector<double> flops =
-      study::taken_by_step(run.history, study::CurveAxis::kActiveFlops, run.cost->token).y;
-  flops.erase(flops.begin());  // the value before the first step
-  return flops;
+// Returns a value after each training line, in `unit`s; nullopt if the run does not log it.
+std::optional<std::vector<double>> clock_of(const ReportRun& run, const std::string& metric, double unit) {
+  const runs::Series* series = find_series(run, metric);
+  if (series == nullptr || series->steps != run.history.tokens.steps) return std::nullopt;
+  std::vector<double> values = series->values;
+  for (double& value : values) value /= unit;
+  return values;
 }
 
 ReportedRun describe(const ReportInput& input, size_t index, Columns& columns) {
@@ -51,9 +40,11 @@ ReportedRun describe(const ReportInput& input, size_t index, Columns& columns) {
   const std::string column = std::to_string(index) + " clock";
   described.clock = {
       .steps = columns.add_exact(column, std::vector<double>(tokens.steps.begin(), tokens.steps.end())),
-      .tokens = columns.add_exact(column + " tokens", tokens.values),
-      .hours = columns.add(column + " hours", clock_hours(run))};
-  if (run.cost) described.clock->flops = columns.add(column + " flops", clock_flops(run));
+      .tokens = columns.add_exact(column + " tokens", tokens.values)};
+  if (const auto hours = clock_of(run, "throughput/seconds", kSecondsPerHour))
+    described.clock->hours = columns.add(column + " hours", *hours);
+  if (const auto flops = clock_of(run, "train/active_flops", 1))
+    described.clock->flops = columns.add(column + " flops", *flops);
   return described;
 }
 
@@ -85,12 +76,11 @@ ReportDocument make_document(const ReportInput& input, Columns& columns) {
   }
   for (const ReportRun& run : input.runs)
     std::ranges::copy(run.evaluations.skipped, std::back_inserter(document.notes));
-  const bool has_flops =
-      std::ranges::any_of(input.runs, [](const ReportRun& run) { return run.cost.has_value(); });
-  if (has_flops)
+  if (any_run_has(input, "train/active_flops"))
     document.notes.push_back(
-        "Active FLOPs: forward and backward, as dtopp plan counts them for the active experts of each logged "
-        "step.");
+        "Active FLOPs: forward and backward, as dtopp plan counts them for the experts that tokens "
+        "activated. "
+        "Hours in steps: without validations, saves and pauses.");
   if (drawing.most_points > 0)
     document.notes.push_back("Lines of more than " + whole(kPointsOfLine) + " points (here up to " +
                              whole(static_cast<int64_t>(drawing.most_points)) +

@@ -42,6 +42,7 @@ def metrics_lines(steps, layers=2, seed=1, method="dtop_p", every=1, validation=
                 line |= {prefix + "active_experts": 2 + layer + 0.1 * noise[5], prefix + "imbalance": 1.2 + 0.1 * layer,
                          prefix + "dead_experts": 0, prefix + "scale": 1 + 0.001 * step * (layer + 1)}
             line |= {"throughput/tokens_per_second": 1024 + 20 * noise[1], "throughput/tflops": 0.01,
+                     "throughput/seconds": 0.25 * step, "train/active_flops": TOKENS * step * (10 ** 6 + step),
                      "throughput/mfu": 0.3 + 0.01 * noise[2],
                      "throughput/data_share": 0.01, "memory/resident_bytes": 4.0e8, "memory/peak_bytes": 4.2e8}
             yield line
