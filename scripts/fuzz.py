@@ -167,7 +167,7 @@ def replay(folder, environment=None):
 
 def coverage(files):
     folder = ROOT / "build/fuzz-coverage"
-    build(folder, "-DCMAKE_BUILD_TYPE=Debug", "-DDTOPP_SANITIZE=", "-DCMAKE_CXX_FLAGS=-fprofile-instr-generate -fcoverage-mapping")
+    build(folder, "-DCMAKE_BUILD_TYPE=Debug", "-DDTOPP_SANITIZE=", "-DDTOPP_FUZZ=ON", "-DCMAKE_CXX_FLAGS=-fprofile-instr-generate -fcoverage-mapping")
     with tempfile.TemporaryDirectory() as scratch:
         replay(folder, {"LLVM_PROFILE_FILE": f"{scratch}/%p.profraw"})
         profile = folder / "fuzz.profdata"
