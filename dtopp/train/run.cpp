@@ -69,7 +69,8 @@ void Run::open_outputs(bool resumed) {
                    trainer_.state().last_validation_step);
   const at::Device& device = groups_.device;
   const at::ScalarType type = device::compute_type(config_.training.precision, device);
-  StepYardstick yardstick{.flops_per_token = static_cast<double>(plan_.flops_per_token),
+  StepYardstick yardstick{.fixed_flops_per_token = static_cast<double>(plan_.fixed_flops_per_token),
+                          .flops_per_expert = static_cast<double>(plan_.flops_per_expert),
                           .tokens = static_cast<double>(trainer_.step_tokens()),
                           .last_step = config_.training.steps,
                           .seconds_before = runs::last_value(config_.output, "throughput/seconds"),

@@ -14,7 +14,9 @@ StepRates StepMeter::rates(const StepResult& result) {
   rates.tokens_per_second = yardstick_.tokens / result.seconds;
   seconds_ += result.seconds;
   rates.seconds = seconds_;
-  const double flops = rates.tokens_per_second * yardstick_.flops_per_token;
+  const double experts = result.activations.num_layers() > 0 ? result.activations.summary().mean : 0;
+  const double flops =
+      rates.tokens_per_second * (yardstick_.fixed_flops_per_token + experts * yardstick_.flops_per_expert);
   const auto ranks = static_cast<double>(groups_.size());
   rates.tflops = flops * 1e-12;
   rates.mfu = flops / (ranks * yardstick_.matrix_rate);

@@ -12,7 +12,7 @@ namespace dtopp::train {
 struct StepRates {
   double tokens_per_second = 0;
   double seconds = 0;                      // in steps so far, without validations, saves and pauses
-  double tflops = 0;                       // of all ranks together, with the FLOPs of `dtopp plan`
+  double tflops = 0;                       // of all ranks together, for the experts that tokens activated
   double mfu = 0;                          // relative to the ranks' measured matrix rate
   std::optional<double> mfu_of_peak = {};  // relative to the data sheets of the devices
   double seconds_left = 0;                 // until the last step, at the recent speed
@@ -25,8 +25,9 @@ struct StepRates {
 
 // The reference values for a step.
 struct StepYardstick {
-  double flops_per_token = 0;
-  double tokens = 0;  // per step
+  double fixed_flops_per_token = 0;
+  double flops_per_expert = 0;  // per token, for one more active expert in each layer
+  double tokens = 0;            // per step
   int64_t last_step = 0;
   double seconds_before = 0;          // in steps of earlier processes of this run
   double matrix_rate = 0;             // measured FLOP/s of one rank's device

@@ -16,7 +16,7 @@ StepResult step_of(int64_t step, double seconds) {
 
 // 1,000 tokens of 6 MFLOP in half a second are 12 GFLOP/s.
 constexpr StepYardstick kYardstick{
-    .flops_per_token = 6e6, .tokens = 1000, .last_step = 10, .matrix_rate = 48e9, .peak_rate = 120e9};
+    .fixed_flops_per_token = 6e6, .tokens = 1000, .last_step = 10, .matrix_rate = 48e9, .peak_rate = 120e9};
 
 TEST(StepMeter, sets_arithmetic_beside_the_measured_rate_and_the_data_sheets) {
   const distributed::ProcessGroups groups;
@@ -26,6 +26,19 @@ TEST(StepMeter, sets_arithmetic_beside_the_measured_rate_and_the_data_sheets) {
   EXPECT_DOUBLE_EQ(rates.mfu, 0.25);
   EXPECT_DOUBLE_EQ(*rates.mfu_of_peak, 0.1);
   EXPECT_GT(rates.memory_peak_bytes, 0U);
+}
+
+// Each of 1,000 tokens uses both experts of one layer: 6 + 2 x 3 MFLOP per token.
+TEST(StepMeter, counts_the_arithmetic_of_the_experts_that_tokens_activated) {
+  const distributed::ProcessGroups groups;
+  StepYardstick yardstick = kYardstick;
+  yardstick.flops_per_expert = 3e6;
+  StepResult result = step_of(1, 0.5);
+  const auto in_f64 = at::TensorOptions().dtype(at::kDouble);
+  const at::Tensor counts = at::full({2}, 1000, in_f64), histogram = at::tensor({0, 0, 1000}, in_f64),
+                   sums = at::tensor({2000, 4000}, in_f64);
+  result.activations = moe::ActivationStatistics::from_vector(at::cat({sums, counts, histogram}), 1, 2, 1000);
+  EXPECT_DOUBLE_EQ(StepMeter(yardstick, groups).rates(result).tflops, 0.024);
 }
 
 TEST(StepMeter, several_ranks_have_a_device_each) {
