@@ -1,8 +1,9 @@
-// Counts the CPU cores of this machine.
+// Counts the CPU cores of this machine and names their model.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <thread>
 
 namespace dtopp {
@@ -14,5 +15,8 @@ inline int64_t cpu_cores() {
 
 // The cores per process if `processes` processes compute at the same time; at least 1.
 inline int64_t share_of_cores(int64_t processes) { return std::max<int64_t>(1, cpu_cores() / processes); }
+
+// For example "AMD EPYC 9454 48-Core Processor"; the architecture ("aarch64") if the system has no name.
+std::string cpu_model();
 
 }  // namespace dtopp

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -41,13 +41,13 @@ Points used_by_step(const runs::RunHistory& history, CurveAxis axis) {
   return used;
 }
 
-Points thinned(const Points& points) {
+Points thinned(const Points& points, size_t most) {
   const size_t size = points.x.size();
-  if (size <= kMostPoints) return points;
+  if (size <= most) return points;
   Points few;
-  for (size_t block = 0; block < kMostPoints; ++block) {
-    const size_t begin = block * size / kMostPoints;
-    const size_t end = (block + 1) * size / kMostPoints;
+  for (size_t block = 0; block < most; ++block) {
+    const size_t begin = block * size / most;
+    const size_t end = (block + 1) * size / most;
     double x = 0, y = 0;
     for (size_t i = begin; i < end; ++i) {
       x += points.x[i] / static_cast<double>(end - begin);
@@ -110,10 +110,27 @@ Points points_of(const runs::RunHistory& history, const std::string& measure, Cu
   return points;
 }
 
+RunCurves curves_of_run(const runs::RunHistory& history, const std::vector<std::string>& measures,
+                        size_t most) {
+  RunCurves curves;
+  for (const std::string& measure : measures) {
+    if (value_of_run(history, measure).diverged) continue;
+    RunCurve curve;
+    for (const CurveAxis axis : kAxes) {
+      Points points = thinned(points_of(history, measure, axis), most);
+      if (points.x.empty()) continue;
+      curve.x.at(static_cast<size_t>(axis)) = std::move(points.x);
+      curve.value = std::move(points.y);
+    }
+    if (!curve.value.empty()) curves[measure] = std::move(curve);
+  }
+  return curves;
+}
+
 Curve mean_curve(std::vector<Points> runs) {
   std::erase_if(runs, [](const Points& run) { return run.x.empty(); });
   if (runs.empty()) return {};
-  std::ranges::transform(runs, runs.begin(), thinned);
+  for (Points& run : runs) run = thinned(run, kMostPoints);
   Curve curve{.x = common_x(runs)};
   for (const double x : curve.x) {
     std::vector<double> values(runs.size());
@@ -125,35 +142,38 @@ Curve mean_curve(std::vector<Points> runs) {
 }
 
 void write_curves(const Study& study, const std::vector<StudyRun>& runs,
-                  const std::vector<RunRecord>& records) {
-  // Points of the runs of each row (grid point, variant), by measure and axis. Each run's metrics are read
-  // once.
-  std::map<std::pair<size_t, size_t>, std::vector<std::vector<Points>>> rows;
-  const size_t curves = study.measures.size() * kAxes.size();
+                  const std::vector<RunRecord>& records, const std::map<size_t, RunCurves>& known) {
+  // The curves of the runs of each row (grid point, variant). Each run's metrics are read once.
+  std::map<std::pair<size_t, size_t>, std::vector<RunCurves>> rows;
   for (size_t i = 0; i < runs.size(); ++i) {
     if (records[i].status != RunStatus::kDone) continue;
-    auto& row = rows[{runs[i].point, runs[i].variant}];
-    row.resize(curves);
-    const runs::RunHistory history = runs::read_run_history(metrics_of_run(runs[i]));
-    for (size_t curve = 0; curve < curves; ++curve) {
-      const std::string& measure = study.measures[curve / kAxes.size()];
-      if (value_of_run(history, measure).diverged) continue;
-      row[curve].push_back(points_of(history, measure, kAxes[curve % kAxes.size()]));
-    }
+    const auto given = known.find(i);
+    rows[{runs[i].point, runs[i].variant}].push_back(
+        given != known.end()
+            ? given->second
+            : curves_of_run(runs::read_run_history(metrics_of_run(runs[i])), study.measures, kMostPoints));
   }
   nlohmann::ordered_json json = {{"curves", nlohmann::ordered_json::array()}};
   for (const auto& [position, row] : rows) {
-    for (size_t i = 0; i < curves; ++i) {
-      const Curve curve = mean_curve(row[i]);
-      if (curve.x.empty()) continue;  // no metric of the runs: the result of a command
-      json["curves"].push_back({{"variant", study.variants[position.second].name},
-                                {"grid", to_json(study.points[position.first])},
-                                {"measure", study.measures[i / kAxes.size()]},
-                                {"axis", to_text(kAxes[i % kAxes.size()])},
-                                {"n", curve.y.front().n},
-                                {"x", curve.x},
-                                {"mean", numbers(curve, &Interval::mean)},
-                                {"half_width", numbers(curve, &Interval::half_width)}});
+    for (const std::string& measure : study.measures) {
+      for (const CurveAxis axis : kAxes) {
+        std::vector<Points> points;
+        for (const RunCurves& run : row) {
+          const auto own = run.find(measure);
+          if (own != run.end() && !own->second.x.at(static_cast<size_t>(axis)).empty())
+            points.push_back({own->second.x.at(static_cast<size_t>(axis)), own->second.value});
+        }
+        const Curve curve = mean_curve(std::move(points));
+        if (curve.x.empty()) continue;  // no metric of the runs: the result of a command
+        json["curves"].push_back({{"variant", study.variants[position.second].name},
+                                  {"grid", to_json(study.points[position.first])},
+                                  {"measure", measure},
+                                  {"axis", to_text(axis)},
+                                  {"n", curve.y.front().n},
+                                  {"x", curve.x},
+                                  {"mean", numbers(curve, &Interval::mean)},
+                                  {"half_width", numbers(curve, &Interval::half_width)}});
+      }
     }
   }
   write_file_atomically(study.output / "curves.json", dump_json(json) + "\n");

@@ -2,6 +2,8 @@
 // or time.
 #pragma once
 
+#include <array>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +26,19 @@ struct Points {
 // logged steps. FLOPs are train/active_flops and seconds throughput/seconds. No points if the run lacks them.
 Points points_of(const runs::RunHistory& history, const std::string& measure, CurveAxis axis);
 
+// A measure of one run, and the tokens, FLOPs and seconds (x, by CurveAxis) at which it was measured. x is
+// empty if the run lacks that axis.
+struct RunCurve {
+  std::vector<double> value{};
+  std::array<std::vector<double>, 3> x{};
+};
+using RunCurves = std::map<std::string, RunCurve>;  // by measure
+
+// Returns the curves of the measures that a run logs and in which it has not diverged. A curve with more than
+// `most` points is reduced to `most` means of neighboring points.
+RunCurves curves_of_run(const runs::RunHistory& history, const std::vector<std::string>& measures,
+                        size_t most);
+
 // The mean of several runs at common x, with its interval.
 struct Curve {
   std::vector<double> x{};
@@ -32,13 +47,13 @@ struct Curve {
 inline constexpr size_t kMostPoints = 400;
 
 // Averages several runs. If all runs have the same x, the curve uses it. Otherwise it uses evenly spaced x
-// over the common range and interpolates linearly. A run with more than kMostPoints points is first reduced
-// to kMostPoints means of neighboring points.
+// over the common range and interpolates linearly. A run with more than kMostPoints points is first reduced.
 Curve mean_curve(std::vector<Points> runs);
 
 // Writes the curves of all done runs that have not diverged to OUTPUT/curves.json: {"curves": [{"variant",
-// "grid", "measure", "axis", "n", "x": [], "mean": [], "half_width": []}]}.
+// "grid", "measure", "axis", "n", "x": [], "mean": [], "half_width": []}]}. `known` holds the curves
+// of runs without a folder, by index.
 void write_curves(const Study& study, const std::vector<StudyRun>& runs,
-                  const std::vector<RunRecord>& records);
+                  const std::vector<RunRecord>& records, const std::map<size_t, RunCurves>& known = {});
 
 }  // namespace dtopp::study

@@ -7,107 +7,10 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/config/config.h"
+#include "dtopp/study/definition_fields.h"
 
 namespace dtopp::study {
 namespace {
-
-using Kind = config::ConfigNode::Kind;
-
-// Sections of the file that have their own structure.
-struct Variants {
-  std::vector<Variant> all;
-};
-struct Axis {
-  std::string key;
-  std::vector<config::ConfigNode> values;
-  std::string location;
-};
-struct Axes {
-  std::vector<Axis> all;
-};
-struct Commands {
-  std::vector<AfterCommand> all;
-};
-
-struct StudyFile {
-  std::string base;
-  std::vector<int64_t> seeds;
-  Variants variants;
-  Axes grid, zip;
-  std::vector<std::string> measure;
-  Commands after;
-  std::string output;
-};
-
-void visit_fields(config::SectionOf<StudyFile> auto& config, auto&& field) {
-  field("base", config.base);
-  field("seeds", config.seeds);
-  field("variants", config.variants);
-  field("grid", config.grid);
-  field("zip", config.zip);
-  field("measure", config.measure);
-  field("after", config.after);
-  field("output", config.output);
-}
-
-[[noreturn]] void fail(const config::ConfigNode& node, const std::string& cause) {
-  throw UsageError(node.location() + ": " + cause);
-}
-
-// {routing.method: top_k} and {routing: {method: top_k}} are one setting each.
-void append_settings(const config::ConfigNode& node, const std::string& section,
-                     std::vector<Setting>& settings) {
-  for (size_t i = 0; i < node.keys.size(); ++i) {
-    const std::string key = config::detail::join_key(section, node.keys[i]);
-    if (node.items[i].kind == Kind::kMapping)
-      append_settings(node.items[i], key, settings);
-    else
-      settings.push_back({key, node.items[i]});
-  }
-}
-
-void read_value(const config::ConfigNode& node, const std::string& key, Variants& variants) {
-  if (node.kind != Kind::kMapping || node.keys.empty())
-    config::detail::throw_wrong_type(node, key,
-                                     "variants by name, each with its settings (name: {key: value})");
-  for (size_t i = 0; i < node.keys.size(); ++i) {
-    const config::ConfigNode& item = node.items[i];
-    if (item.kind != Kind::kMapping && item.kind != Kind::kNull)
-      config::detail::throw_wrong_type(item, key + "." + node.keys[i],
-                                       "the variant's settings ({key: value})");
-    if (node.keys[i].empty()) fail(item, key + ": a variant needs a name");
-    Variant& variant = variants.all.emplace_back(Variant{node.keys[i], {}});
-    append_settings(item, "", variant.settings);
-  }
-}
-
-void read_value(const config::ConfigNode& node, const std::string& key, Axes& axes) {
-  if (node.kind == Kind::kNull) return;
-  if (node.kind != Kind::kMapping)
-    config::detail::throw_wrong_type(node, key, "keys with their values ({key: [value, value]})");
-  std::vector<Setting> settings;
-  append_settings(node, "", settings);
-  for (Setting& setting : settings) {
-    if (setting.value.kind != Kind::kList || setting.value.items.empty())
-      config::detail::throw_wrong_type(setting.value, key + "." + setting.key, "a list of values");
-    axes.all.push_back({setting.key, setting.value.items, setting.value.location()});
-  }
-}
-
-void read_value(const config::ConfigNode& node, const std::string& key, Commands& commands) {
-  if (node.kind != Kind::kMapping)
-    config::detail::throw_wrong_type(node, key, "commands by name (name: dtopp evaluate images {run} …)");
-  for (size_t i = 0; i < node.keys.size(); ++i) {
-    const std::string& name = node.keys[i];
-    if (name.empty() || name.find_first_of("/ .") != std::string::npos)
-      fail(node.items[i],
-           key + ": " + config::quote_for_message(name) + " names a file; remove slashes, dots and spaces");
-    AfterCommand& command = commands.all.emplace_back(AfterCommand{name, ""});
-    config::detail::read_value(node.items[i], key + "." + name, command.line);
-    if (command.line.find_first_not_of(' ') == std::string::npos)
-      fail(node.items[i], key + "." + name + ": is empty; name a program");
-  }
-}
 
 // Returns whether one key is the other or one of its sections.
 bool overlap(std::string_view a, std::string_view b) {
@@ -174,20 +77,111 @@ std::vector<GridPoint> points_of(const Axes& grid, const Axes& zip) {
   return points;
 }
 
-bool is_of_study(const std::string& argument) {
-  constexpr std::array<std::string_view, 3> kKeys = {"seeds", "measure", "output"};
-  return std::ranges::any_of(kKeys, [&](std::string_view key) {
-    return argument.starts_with(key) && argument.substr(key.size()).starts_with('=');
-  });
-}
-
 template <class T>
 void require_distinct(const std::vector<T>& values, const std::string& location, const std::string& key) {
   if (std::set<T>(values.begin(), values.end()).size() != values.size())
     throw UsageError(location + ": " + key + ": holds the same entry twice");
 }
 
-void check(const StudyFile& file, const config::ConfigNode& tree) {
+constexpr std::string_view kVariants = "variants";
+
+bool sets_key(std::string_view argument, std::string_view key) {
+  return argument.starts_with(key) && argument.substr(key.size()).starts_with('=');
+}
+
+bool is_of_study(const std::string& argument) {
+  constexpr std::array<std::string_view, 4> kKeys = {"seeds", "measure", "ledger", "output"};
+  return std::ranges::any_of(kKeys, [&](std::string_view key) { return sets_key(argument, key); });
+}
+
+bool is_of_variants(const std::string& argument) {
+  return sets_key(argument, kVariants) || argument.starts_with("variants.");
+}
+
+std::vector<std::string> names_of(const std::vector<Variant>& variants) {
+  std::vector<std::string> names;
+  for (const Variant& variant : variants) names.push_back(variant.name);
+  return names;
+}
+
+// Throws UsageError "location: key: …" if there is no such variant.
+Variant& find_variant(std::vector<Variant>& variants, const std::string& name, const std::string& where) {
+  const auto found = std::ranges::find(variants, name, &Variant::name);
+  if (found != variants.end()) return *found;
+  const auto names = names_of(variants);
+  throw UsageError(where + ": no variant is named " + config::quote_for_message(name) + "; " +
+                   config::suggest(name, names, "the variants are", names));
+}
+
+// variants=[a, b]: the others do not run.
+void select_variants(std::vector<Variant>& variants, const std::string& argument) {
+  config::ConfigNode tree;
+  config::apply_override(tree, argument);
+  std::vector<std::string> names;
+  config::detail::read_value(*tree.find(kVariants), std::string(kVariants), names);
+  if (names.empty()) throw UsageError(tree.find(kVariants)->location() + ": names no variant");
+  for (Variant& variant : variants) variant.runs = false;
+  for (const std::string& name : names)
+    find_variant(variants, name, tree.find(kVariants)->location()).runs = true;
+}
+
+// variants.NAME.key=value. A name may have dots, so the longest name that fits counts.
+void set_in_variant(std::vector<Variant>& variants, const std::string& argument) {
+  const std::string rest = argument.substr(kVariants.size() + 1);
+  const std::string where = "argument " + config::quote_for_message(argument);
+  Variant* variant = nullptr;
+  for (Variant& candidate : variants) {
+    const bool fits = rest.starts_with(candidate.name + ".");
+    if (fits && (variant == nullptr || candidate.name.size() > variant->name.size())) variant = &candidate;
+  }
+  if (variant == nullptr) find_variant(variants, rest.substr(0, rest.find_first_of(".=")), where);
+  config::ConfigNode tree;
+  config::apply_override(tree, rest.substr(variant->name.size() + 1));
+  std::vector<Setting> settings;
+  append_settings(tree, "", settings);
+  for (Setting& setting : settings) {
+    std::erase_if(variant->settings, [&](const Setting& before) { return before.key == setting.key; });
+    variant->settings.push_back(std::move(setting));
+  }
+}
+
+void apply_to_variants(std::vector<Variant>& variants, const std::vector<std::string>& arguments) {
+  for (const std::string& argument : arguments) {
+    if (sets_key(argument, kVariants)) select_variants(variants, argument);
+    if (argument.starts_with("variants.")) set_in_variant(variants, argument);
+  }
+}
+
+// Stores the seeds of `only` with their variants. `seeds` are those of the file; an argument may select
+// others.
+void assign_seeds(DefinitionFields& file, const std::vector<int64_t>& seeds, const std::string& location) {
+  const std::string where = location + ": only";
+  for (const auto& [name, own] : file.only.all) {
+    find_variant(file.variants.all, name, where).only = own;
+    for (const int64_t seed : own) {
+      if (std::ranges::find(seeds, seed) == seeds.end())
+        throw UsageError(where + "." + name + ": " + std::to_string(seed) + " is no seed of the study");
+    }
+  }
+}
+
+void check_comparisons(const DefinitionFields& file, std::vector<Variant>& variants) {
+  for (const PlannedComparison& planned : file.compare.all) {
+    const std::string where = planned.location + ": compare: " + config::quote_for_message(planned.name);
+    for (const std::string* name : {&planned.of, &planned.less, &planned.over.of, &planned.over.less}) {
+      if (!name->empty()) find_variant(variants, *name, where);
+    }
+    if (std::ranges::find(file.measure, planned.measure) == file.measure.end())
+      throw UsageError(where + ": " + planned.measure + " is no measure of the study; add it to measure");
+    if (!file.grid.all.empty() || !file.zip.all.empty())
+      throw UsageError(where + ": a study with a grid or zip has no single difference of two variants");
+  }
+  std::vector<std::string> names;
+  for (const PlannedComparison& planned : file.compare.all) names.push_back(planned.name);
+  if (!names.empty()) require_distinct(names, file.compare.all.front().location, "compare");
+}
+
+void check(const DefinitionFields& file, const config::ConfigNode& tree) {
   const auto require = [&](bool is_there, const char* key, const char* what) {
     if (!is_there) throw UsageError(config::location_of(tree, key) + ": " + key + ": " + what);
   };
@@ -201,7 +195,7 @@ void check(const StudyFile& file, const config::ConfigNode& tree) {
   require(smallest == file.seeds.end() || *smallest >= 0, "seeds", "must not be negative");
 }
 
-Claims claims_of(const StudyFile& file) {
+Claims claims_of(const DefinitionFields& file) {
   Claims claims;
   for (const char* key : {"training.seed", "output", "name"}) claims.share(key, "the study itself");
   for (const Axes* axes : {&file.grid, &file.zip}) {
@@ -223,19 +217,32 @@ Claims claims_of(const StudyFile& file) {
 
 Study load_study(const std::filesystem::path& file, const std::vector<std::string>& arguments) {
   config::ConfigNode tree = config::read_config_file(file);
+  std::vector<int64_t> seeds_of_file;
+  if (const config::ConfigNode* seeds = tree.find("seeds"); seeds != nullptr)
+    config::detail::read_value(*seeds, "seeds", seeds_of_file);
+  bool ledger_is_argument = false;
   for (const std::string& argument : arguments) {
     if (is_of_study(argument)) config::apply_override(tree, argument);
+    ledger_is_argument |= sets_key(argument, "ledger");
   }
-  StudyFile fields;
+  DefinitionFields fields;
   config::read_config(tree, fields);
-  if (fields.variants.all.empty()) fields.variants.all.push_back({"base", {}});
+  std::vector<Variant>& variants = fields.variants.all;
+  if (variants.empty()) variants.push_back({"base", {}});
+  assign_seeds(fields, seeds_of_file, config::location_of(tree, "only"));
+  std::filesystem::path ledger = fields.ledger;
+  if (!ledger.empty() && !ledger_is_argument) ledger = (file.parent_path() / ledger).lexically_normal();
   check(fields, tree);
+  check_comparisons(fields, variants);
+  apply_to_variants(variants, arguments);
   const Claims claims = claims_of(fields);
   const std::string base_location = config::location_of(tree, "base") + ": base: ";
   config::ConfigNode base =
       config::load_config_tree((file.parent_path() / fields.base).lexically_normal(), base_location);
   std::vector<std::string> overrides = arguments;
-  std::erase_if(overrides, is_of_study);
+  std::erase_if(overrides, [](const std::string& argument) {
+    return is_of_study(argument) || is_of_variants(argument);
+  });
   config::apply_overrides(base, overrides);
   for (const std::string& argument : overrides)
     claims.refuse(argument.substr(0, argument.find('=')), "argument " + config::quote_for_message(argument));
@@ -243,10 +250,12 @@ Study load_study(const std::filesystem::path& file, const std::vector<std::strin
           std::move(base),
           std::move(overrides),
           fields.seeds,
-          std::move(fields.variants.all),
+          std::move(variants),
           points_of(fields.grid, fields.zip),
           fields.measure,
+          std::move(fields.compare.all),
           std::move(fields.after.all),
+          ledger,
           fields.output};
 }
 

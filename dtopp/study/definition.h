@@ -19,6 +19,26 @@ struct Setting {
 struct Variant {
   std::string name;
   std::vector<Setting> settings;
+  std::vector<int64_t> only{};  // its seeds; empty: all seeds of the study
+  bool runs = true;             // false: the argument variants= leaves it out
+};
+
+// The variants of a difference: `of` minus `less`.
+struct VariantPair {
+  std::string of, less;
+};
+
+// A comparison that the study plans before its runs, paired by seed.
+struct PlannedComparison {
+  std::string name, of, less;
+  VariantPair over{};  // given: the result is the ratio of the two differences
+  std::string measure;
+  double margin = 0;       // "equivalent" if the interval lies within ± margin; 0: not asked
+  double excluded = 0;     // a lead that the interval may exclude; 0: not asked
+  std::string family{};    // comparisons with the same family share Holm's correction; empty: no verdict
+  std::string location{};  // for messages
+
+  bool is_ratio() const { return !over.of.empty(); }
 };
 
 // A command that runs once after each finished run. Its result, a JSON file, holds values to compare.
@@ -44,14 +64,17 @@ struct Study {
   std::vector<GridPoint> points;       // a single empty point if the study has no grid
   // Metrics of metrics.jsonl, or COMMAND/KEY: the number at KEY (a JSON pointer) in a command's result.
   std::vector<std::string> measures;
+  std::vector<PlannedComparison> compare;
   std::vector<AfterCommand> after;
+  std::filesystem::path ledger;  // empty: none
   std::filesystem::path output;
 };
 
 // Reads `file` and applies `arguments` (key=value).
 //
-// The arguments seeds, measure and output replace the values of the file. All others override the base
-// configuration.
+// The arguments seeds, measure, ledger and output replace the values of the file. variants=[NAME, …] trains
+// these variants alone. variants.NAME.key=value sets a key of one variant. All others override the base
+// configuration. A ledger's path in the file is relative to the file.
 //
 // Throws: UsageError, with file, line and key, if a value is missing, unknown or of the wrong kind, or if two
 //         of the grid, a variant and an argument set the same key

@@ -159,6 +159,7 @@ std::vector<StudyRun> expand(const Study& study) {
     for (size_t variant = 0; variant < study.variants.size(); ++variant) {
       StudyRun& run = first.emplace_back(StudyRun{.variant = variant, .point = point});
       run.config = resolve(study, variant, point);
+      run.selected = study.variants[variant].runs;
       check_measures(study, run.config);
       run.name = name_of(study.variants[variant], study.points[point]);
       const auto [other, is_new] = variant_of.emplace(run.name, study.variants[variant].name);
@@ -176,6 +177,8 @@ std::vector<StudyRun> expand(const Study& study) {
   std::vector<StudyRun> runs;
   for (const int64_t seed : seeds) {
     for (StudyRun run : first) {
+      const std::vector<int64_t>& only = study.variants[run.variant].only;
+      if (!only.empty() && std::ranges::find(only, seed) == only.end()) continue;
       run.seed = seed;
       run.name += "-seed" + std::to_string(seed);
       run.directory = study.output / "runs" / run.name;

@@ -21,6 +21,7 @@ struct StudyRun {
   std::filesystem::path directory{};  // OUTPUT/runs/NAME
   config::RunConfig config{};         // its `name` and `output` are `name` and `directory`
   std::string hash{};                 // hash_of(config)
+  bool selected = true;               // false: not to be trained now (Variant::runs)
 };
 
 // Returns the runs in execution order: all variants and grid points of the first seed come first.

@@ -4,6 +4,7 @@
 
 #include "dtopp/base/format.h"
 #include "dtopp/base/median.h"
+#include "dtopp/base/path_kind.h"
 #include "dtopp/runs/run_history.h"
 #include "dtopp/study/results.h"
 
@@ -15,7 +16,7 @@ constexpr double kStart = 2;               // seconds from a run's start to its 
 constexpr double kForwardShare = 1.0 / 3;  // share of a training step's FLOPs
 
 double share_left(const StudyRun& run, const RunRecord& record) {
-  if (record.status == RunStatus::kDone) return 0;
+  if (record.status == RunStatus::kDone || !run.selected) return 0;
   const double done = static_cast<double>(last_step(run)) / static_cast<double>(run.config.training.steps);
   return std::clamp(1 - done, 0.0, 1.0);
 }
@@ -33,6 +34,7 @@ ReachedShare reached_share(const std::vector<StudyRun>& runs, const std::vector<
   double sum = 0;
   for (size_t i = 0; i < runs.size(); ++i) {
     if (records[i].status != RunStatus::kDone) continue;
+    if (path_kind(metrics_of_run(runs[i])) == PathKind::kNothing) continue;  // known from the ledger alone
     const runs::RunHistory history = runs::read_run_history(metrics_of_run(runs[i]));
     const auto mfu = history.series.find("throughput/mfu");
     if (mfu == history.series.end()) continue;

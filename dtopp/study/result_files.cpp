@@ -57,7 +57,38 @@ ordered_json row_json(const Study& study, const TableRow& row) {
   return json;
 }
 
+ordered_json comparison_json(const ComparisonResult& result) {
+  const PlannedComparison& planned = result.planned;
+  ordered_json json = {
+      {"name", planned.name}, {"of", planned.of}, {"less", planned.less}, {"measure", planned.measure}};
+  if (planned.is_ratio()) {
+    json["over"] = {{"of", planned.over.of}, {"less", planned.over.less}};
+    json["n"] = result.ratio.n;
+    json["ratio"] = number(result.ratio.ratio);
+    json["low"] = number(result.ratio.low);
+    json["high"] = number(result.ratio.high);
+  } else {
+    const PairedDifference& difference = result.difference;
+    json["n"] = difference.n;
+    json["mean"] = number(difference.mean);
+    json["half_width"] = number(difference.half_width);
+    json["std"] = number(difference.standard_deviation);
+    json["t"] = number(result.t);
+    json["p"] = number(difference.p);
+    json["p_holm"] = number(result.p_holm);
+  }
+  json["verdicts"] = result.verdicts;
+  json["note"] = result.note;
+  return json;
+}
+
 }  // namespace
+
+std::string markdown_results(const Study& study, const StudyResults& results) {
+  const std::string table = markdown_table(study, results.rows);
+  const std::string comparisons = comparison_table(results.comparisons);
+  return comparisons.empty() ? table : table + "\n" + comparisons;
+}
 
 std::string study_json(const Study& study, const std::vector<StudyRun>& runs,
                        const std::vector<RunRecord>& records, const StudyResults& results) {
@@ -68,6 +99,9 @@ std::string study_json(const Study& study, const std::vector<StudyRun>& runs,
     json["runs"].push_back(run_json(study, runs[i], records[i], results.values[i]));
   json["table"] = ordered_json::array();
   for (const TableRow& row : results.rows) json["table"].push_back(row_json(study, row));
+  json["compare"] = ordered_json::array();
+  for (const ComparisonResult& result : results.comparisons)
+    json["compare"].push_back(comparison_json(result));
   return dump_json(json, 1) + "\n";
 }
 
@@ -77,7 +111,7 @@ void write_result_files(const Study& study, const std::vector<StudyRun>& runs,
     write_file_atomically(study.output / name, text);
   };
   write("study.json", study_json(study, runs, records, results));
-  write("table.md", markdown_table(study, results.rows));
+  write("table.md", markdown_results(study, results));
   write("table.csv", csv_table(study, results.rows));
   write("table.tex", latex_table(study, results.rows));
 }

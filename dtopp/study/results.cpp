@@ -91,11 +91,16 @@ std::vector<TableRow> make_rows(const Study& study, const std::vector<StudyRun>&
   return rows;
 }
 
-StudyResults ResultsReader::read(const std::vector<RunRecord>& records) {
+StudyResults ResultsReader::read(const std::vector<RunRecord>& records,
+                                 const std::vector<ComparisonResult>& together) {
   StudyResults results;
   for (size_t i = 0; i < runs_.size(); ++i) {
     if (records[i].status != RunStatus::kDone) {
       results.values.emplace_back(study_.measures.size());
+      continue;
+    }
+    if (const auto given = given_.find(i); given != given_.end()) {
+      results.values.push_back(given->second);
       continue;
     }
     const size_t commands = commands_done(records[i], study_.after);
@@ -110,6 +115,9 @@ StudyResults ResultsReader::read(const std::vector<RunRecord>& records) {
     results.values.push_back(values);
   }
   results.rows = make_rows(study_, runs_, records, results.values);
+  results.comparisons = compute_comparisons(study_, runs_, records, results.values);
+  results.comparisons.insert(results.comparisons.end(), together.begin(), together.end());
+  decide(results.comparisons);
   return results;
 }
 

@@ -56,7 +56,7 @@ StudyRunner::StudyRunner(const std::vector<StudyRun>& runs, std::vector<RunRecor
     RunRecord& record = records[i];
     if (record.status == RunStatus::kFailed) record.status = RunStatus::kPending;
     record.cause.clear();
-    if (!is_complete(record, options.after)) waiting_.push_back(i);
+    if (runs[i].selected && !is_complete(record, options.after)) waiting_.push_back(i);
   }
 }
 
@@ -76,7 +76,8 @@ StudyRunner::~StudyRunner() {
 std::optional<std::vector<std::string>> StudyRunner::next() {
   bool has_ended = false;
   while (!has_ended && messages_.empty()) {
-    while (!stopping_ && !waiting_.empty() && std::ssize(running_) < options_.slots) start_next();
+    while (!stopping_ && !waiting_.empty() && std::ssize(running_) < options_.slots && fits(waiting_.front()))
+      start_next();
     std::vector<size_t> indices;
     for (const Running& run : running_) indices.push_back(run.index);
     progress_.draw(indices);
@@ -91,6 +92,20 @@ std::optional<std::vector<std::string>> StudyRunner::next() {
   }
   if (!messages_.empty()) progress_.clear();
   return std::exchange(messages_, {});
+}
+
+double StudyRunner::cost_left(size_t index) const {
+  if (records_[index].status == RunStatus::kDone) return 0;
+  const double done =
+      static_cast<double>(last_step(runs_[index])) / static_cast<double>(runs_[index].config.training.steps);
+  return options_.costs[index] * std::clamp(1 - done, 0.0, 1.0);
+}
+
+bool StudyRunner::fits(size_t index) const {
+  if (options_.hours == 0) return true;
+  const double seconds = std::chrono::duration<double>(Clock::now() - began_).count();
+  const double rate = cost_of_ended_ > 0 ? seconds_of_ended_ / cost_of_ended_ : 0;
+  return seconds + rate * cost_left(index) < options_.hours * 3600;
 }
 
 void StudyRunner::start_next() {
@@ -109,7 +124,7 @@ void StudyRunner::start_next() {
   std::vector<std::string> words = {"dtopp", "train", config_of_run(run).string()};
   if (options_.threads > 0 && run.config.training.threads == 0)
     words.push_back("training.threads=" + std::to_string(options_.threads));
-  start({.index = index, .console = console_of_run(run)}, std::move(words));
+  start({.index = index, .console = console_of_run(run), .cost = cost_left(index)}, std::move(words));
 }
 
 void StudyRunner::start_command(size_t index) {
@@ -169,8 +184,8 @@ bool StudyRunner::reap() {
 
 void StudyRunner::note_end(const Running& run, const launch::ChildEnd& end) {
   RunRecord& record = records_[run.index];
-  if (run.command == nullptr)
-    record.seconds += std::chrono::duration<double>(Clock::now() - run.started).count();
+  const double seconds = std::chrono::duration<double>(Clock::now() - run.started).count();
+  if (run.command == nullptr) record.seconds += seconds;
   // Status kStopped is no failure: a signal may have reached that run alone. A signal may also kill a run
   // before it has installed its handlers, so a killed run has not failed while the study stops.
   const bool failed = end.signal != 0 ? !stopping_ : end.status != 0 && end.status != kStopped;
@@ -181,7 +196,11 @@ void StudyRunner::note_end(const Running& run, const launch::ChildEnd& end) {
     messages_.push_back(runs_[run.index].name + " failed: " + record.cause);
   }
   if (failed && run.command == nullptr) record.status = RunStatus::kFailed;
-  if (succeeded && run.command == nullptr) record.status = RunStatus::kDone;
+  if (succeeded && run.command == nullptr) {
+    record.status = RunStatus::kDone;
+    seconds_of_ended_ += seconds;
+    cost_of_ended_ += run.cost;
+  }
   if (succeeded && run.command != nullptr) record.after.push_back(to_text(*run.command));
   write_record(runs_[run.index], record);
   if (succeeded && !is_complete(record, options_.after)) waiting_.push_front(run.index);

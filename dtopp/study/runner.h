@@ -24,10 +24,11 @@ struct RunnerOptions {
   std::vector<double> costs{};             // cost per run in any unit; progress is their completed share
   std::vector<AfterCommand> after{};       // run in this order after each finished run
   std::chrono::milliseconds grace{60000};  // for processes to save and end if the study ends with an error
+  double hours = 0;                        // start no run that would end later than this; 0: no limit
 };
 
-// Starts `dtopp train` for every run whose record is not done, in order, and then the commands after it that
-// have not succeeded. A command that fails ends those of its run.
+// Starts `dtopp train` for every selected run whose record is not done, in order, and then the commands after
+// it that have not succeeded. A command that fails ends those of its run.
 //
 // `records` holds one record per run, from read_record. They and the records in the folders are updated. A
 // failure does not end the study; the next StudyRunner retries it. Standard output and error are appended to
@@ -53,6 +54,9 @@ class StudyRunner {
   // Throws:  ResourceError if a process cannot be started
   std::optional<std::vector<std::string>> next();
   bool stopped() const { return stopping_; }  // a signal stopped the study
+  // Returns true if runs are left that would not end within `hours`, at the rate of the runs that ended so
+  // far.
+  bool out_of_time() const { return !stopping_ && !waiting_.empty(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -63,8 +67,11 @@ class StudyRunner {
     std::filesystem::path console{};
     uint64_t console_begin = 0;             // size of the console file before this start
     const AfterCommand* command = nullptr;  // nullptr: training
+    double cost = 0;                        // cost that was left at the start
   };
 
+  bool fits(size_t index) const;
+  double cost_left(size_t index) const;
   void start_next();
   void start_command(size_t index);
   void start(Running run, std::vector<std::string> words);
@@ -81,6 +88,8 @@ class StudyRunner {
   std::vector<Running> running_;
   bool stopping_ = false;
   Clock::time_point stopped_at_{};
+  Clock::time_point began_ = Clock::now();
+  double seconds_of_ended_ = 0, cost_of_ended_ = 0;  // of the training processes that have succeeded
   launch::SignalPipe signals_;
 };
 

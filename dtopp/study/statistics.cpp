@@ -38,9 +38,11 @@ boost::math::students_t distribution_of(size_t n) {
   return boost::math::students_t(static_cast<double>(n - 1));
 }
 
-double half_width(size_t n, double error) {
-  return error * boost::math::quantile(boost::math::complement(distribution_of(n), kOutside / 2));
+double quantile_of(size_t n) {
+  return boost::math::quantile(boost::math::complement(distribution_of(n), kOutside / 2));
 }
+
+double half_width(size_t n, double error) { return error * quantile_of(n); }
 
 double largest(std::span<const double> values) {
   double most = 0;
@@ -70,6 +72,7 @@ PairedDifference paired_difference(std::span<const double> values, std::span<con
   const Moments moments = moments_of(differences);
   difference.mean = moments.mean;
   if (values.size() < 2) return difference;
+  difference.standard_deviation = moments.error * std::sqrt(static_cast<double>(values.size()));
   // A value parsed from decimal digits has an error of half a unit in its last place, which the difference
   // inherits.
   const double rounding =
@@ -82,6 +85,33 @@ PairedDifference paired_difference(std::span<const double> values, std::span<con
   const double t = std::abs(moments.mean) / moments.error;
   difference.p = 2 * boost::math::cdf(boost::math::complement(distribution_of(values.size()), t));
   return difference;
+}
+
+RatioInterval paired_ratio(std::span<const double> numerator, std::span<const double> denominator) {
+  if (numerator.size() != denominator.size())
+    throw std::invalid_argument("paired_ratio: " + std::to_string(numerator.size()) + " numerators, but " +
+                                std::to_string(denominator.size()) + " denominators");
+  RatioInterval interval{.n = static_cast<int64_t>(numerator.size())};
+  if (numerator.empty() || !all_finite(numerator) || !all_finite(denominator)) return interval;
+  const Moments above = moments_of(numerator), below = moments_of(denominator);
+  if (below.mean == 0) return interval;
+  interval.ratio = above.mean / below.mean;
+  const size_t n = numerator.size();
+  if (n < 2) return interval;
+  double covariance = 0;  // of the two means
+  for (size_t i = 0; i < n; ++i)
+    covariance += (numerator[i] - above.mean) * (denominator[i] - below.mean) /
+                  (static_cast<double>(n - 1) * static_cast<double>(n));
+  // The ratios r at which mean(numerator - r denominator) does not differ from 0: a r^2 - 2 b r + c <= 0.
+  const double q = std::pow(quantile_of(n), 2);
+  const double a = std::pow(below.mean, 2) - q * std::pow(below.error, 2);
+  const double b = above.mean * below.mean - q * covariance;
+  const double c = std::pow(above.mean, 2) - q * std::pow(above.error, 2);
+  if (a <= 0) return interval;
+  const double root = std::sqrt(std::max(0.0, b * b - a * c));
+  interval.low = (b - root) / a;
+  interval.high = (b + root) / a;
+  return interval;
 }
 
 std::vector<double> holm(const std::vector<double>& p) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "dtopp/base/format.h"
 
@@ -20,9 +19,18 @@ StudyProgress::StudyProgress(const std::vector<StudyRun>& runs, const std::vecto
       costs_(costs),
       line_(stream),
       began_(Clock::now()),
-      next_draw_(line_.on_terminal() ? began_ : began_ + kLineElsewhere),
-      total_(std::accumulate(costs.begin(), costs.end(), 0.0)) {
+      next_draw_(line_.on_terminal() ? began_ : began_ + kLineElsewhere) {
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (!counts(i)) continue;
+    total_ += costs[i];
+    ++total_runs_;
+  }
   before_ = cost_done();
+}
+
+// A run that is not selected counts only if it is done.
+bool StudyProgress::counts(size_t index) const {
+  return runs_[index].selected || records_[index].status == RunStatus::kDone;
 }
 
 double StudyProgress::done_share(size_t index) const {
@@ -33,7 +41,9 @@ double StudyProgress::done_share(size_t index) const {
 
 double StudyProgress::cost_done() const {
   double cost = 0;
-  for (size_t i = 0; i < runs_.size(); ++i) cost += costs_[i] * done_share(i);
+  for (size_t i = 0; i < runs_.size(); ++i) {
+    if (counts(i)) cost += costs_[i] * done_share(i);
+  }
   return cost;
 }
 
@@ -42,7 +52,7 @@ std::string StudyProgress::line(const std::vector<size_t>& running, double secon
     return std::to_string(std::ranges::count(records_, status, &RunRecord::status));
   };
   std::string text =
-      "study  " + count(RunStatus::kDone) + " of " + std::to_string(runs_.size()) + " runs done";
+      "study  " + count(RunStatus::kDone) + " of " + std::to_string(total_runs_) + " runs done";
   if (const std::string failed = count(RunStatus::kFailed); failed != "0") text += ", " + failed + " failed";
   if (!running.empty()) text += ", " + std::to_string(running.size()) + " running";
   const double done = cost_done();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -32,6 +33,7 @@ class StudyProgress {
  private:
   using Clock = std::chrono::steady_clock;
 
+  bool counts(size_t index) const;
   double done_share(size_t index) const;
   double cost_done() const;
 
@@ -41,6 +43,7 @@ class StudyProgress {
   StatusLine line_;
   Clock::time_point began_, next_draw_;
   double total_ = 0;
+  int64_t total_runs_ = 0;
   double before_ = 0;  // cost that was complete at construction
 };
 

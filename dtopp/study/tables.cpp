@@ -14,11 +14,6 @@ constexpr double kLeastShownP = 0.001;
 
 using Line = std::vector<std::string>;
 
-std::string p_text(const std::optional<double>& p) {
-  if (!p) return "";
-  return *p < kLeastShownP ? "< 0.001" : format("%.3f", *p);
-}
-
 std::string exact(const std::optional<double>& value) {
   if (!value) return "";
   std::array<char, 32> buffer{};
@@ -128,6 +123,15 @@ std::string escape_latex(const std::string& text) {
 
 }  // namespace
 
+std::string p_text(const std::optional<double>& p) {
+  if (!p) return "";
+  return *p < kLeastShownP ? "< 0.001" : format("%.3f", *p);
+}
+
+std::string markdown_cells(const std::vector<std::string>& cells) {
+  return joined(cells, " | ", escape_markdown);
+}
+
 std::string with_half_width(const std::optional<double>& mean, const std::optional<double>& half_width,
                             bool with_sign) {
   if (!mean) return "";
@@ -146,7 +150,7 @@ std::string markdown_table(const Study& study, const std::vector<TableRow>& rows
   const size_t left = keys_of(study).size() + 1;  // left-aligned columns
   std::string text;
   for (size_t i = 0; i < lines.size(); ++i) {
-    text += "| " + joined(lines[i], " | ", escape_markdown) + " |\n";
+    text += "| " + markdown_cells(lines[i]) + " |\n";
     if (i > 0) continue;
     for (size_t column = 0; column < lines[0].size(); ++column) text += column < left ? "|---" : "|---:";
     text += "|\n";

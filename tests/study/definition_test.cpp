@@ -74,6 +74,56 @@ TEST_F(StudyDefinition, arguments_replace_the_studys_own_or_are_laid_over_the_ba
   EXPECT_EQ(runs[0].directory, "there/runs/base-seed5");
 }
 
+TEST_F(StudyDefinition, only_gives_a_variant_some_of_the_seeds) {
+  const std::string study = kHead + "seeds: [1, 2, 3]\nvariants: {a: {}, b: {}}\n";
+  std::vector<std::string> names;
+  for (const auto& run : expand(load(study + "only: {b: [2, 3]}\n", {"seeds=[1, 2]"})))
+    names.push_back(run.name);
+  EXPECT_THAT(names, ElementsAre("a-seed1", "a-seed2", "b-seed2"));
+  EXPECT_THAT(refusal(study + "only: {c: [2]}\n"), HasSubstr("only: no variant is named 'c'"));
+  EXPECT_THAT(refusal(study + "only: {b: [4]}\n"), HasSubstr("only.b: 4 is no seed of the study"));
+  EXPECT_THAT(refusal(study + "only: {b: []}\n"), HasSubstr("only.b: is empty"));
+}
+
+TEST_F(StudyDefinition, arguments_select_variants_and_change_one) {
+  const std::string study = kHead + "variants: {a: {routing.experts: 3}, a.b: {}, c: {}}\n";
+  const auto runs = expand(
+      load(study, {"variants=[a, a.b]", "variants.a.routing.experts=4", "variants.a.b.optimizer.lr=0.5"}));
+  EXPECT_EQ(runs.at(0).config.routing.experts, std::vector<double>{4});
+  EXPECT_EQ(runs.at(1).config.routing.experts, std::vector<double>{2});
+  EXPECT_EQ(runs.at(1).config.optimizer.lr, 0.5);
+  EXPECT_NE(runs.at(0).config.optimizer.lr, 0.5);
+  EXPECT_TRUE(runs.at(0).selected && runs.at(1).selected);
+  EXPECT_FALSE(runs.at(2).selected);
+  EXPECT_THAT(refusal(study, {"variants=[d]"}), HasSubstr("no variant is named 'd'"));
+  EXPECT_THAT(refusal(study, {"variants.d.optimizer.lr=1"}), HasSubstr("no variant is named 'd'"));
+  EXPECT_THAT(refusal(study, {"variants.a.optimizer.lrr=1"}), HasSubstr("did you mean optimizer.lr?"));
+}
+
+TEST_F(StudyDefinition, refuses_comparisons_that_cannot_be_made) {
+  const auto with = [&](const std::string& entry) {
+    return refusal(kHead + "variants: {a: {}, b: {}}\ncompare: [" + entry + "]\n");
+  };
+  EXPECT_THAT(with("{name: x, of: a, less: b, measure: train/loss, family: f, margin: 0.1}"), IsEmpty());
+  EXPECT_THAT(with("{name: x, of: a, less: c, measure: train/loss}"), HasSubstr("no variant is named 'c'"));
+  EXPECT_THAT(with("{name: x, of: a, less: b, measure: val/loss}"),
+              HasSubstr("compare: 'x': val/loss is no measure of the study"));
+  EXPECT_THAT(with("{name: x, of: a, measure: train/loss}"), HasSubstr("less: is missing"));
+  EXPECT_THAT(with("{name: x, of: a, less: b, measure: train/loss, margn: 1}"),
+              HasSubstr("did you mean margin?"));
+  EXPECT_THAT(with("{name: x, of: a, less: b, measure: train/loss, over: {of: b, less: a}, family: f}"),
+              HasSubstr("a ratio has no test"));
+  EXPECT_THAT(refusal(kHead + "variants: {a: {}, b: {}}\ngrid: {model.num_experts: [4, 8]}\n"
+                              "compare: [{name: x, of: a, less: b, measure: train/loss}]\n"),
+              HasSubstr("a study with a grid or zip"));
+}
+
+TEST_F(StudyDefinition, a_ledger_in_the_file_is_relative_to_the_file) {
+  const Study study = load(kHead + "ledger: ../there/text.json\n");
+  EXPECT_EQ(study.ledger, (directory_ / "../there/text.json").lexically_normal());
+  EXPECT_EQ(load(kHead, {"ledger=here.json"}).ledger, "here.json");
+}
+
 TEST_F(StudyDefinition, names_what_it_does_not_know_with_its_line_and_the_nearest_key) {
   EXPECT_THAT(refusal(kHead + "variants:\n  a: {}\n  b: {routing.methd: top_k}\n"),
               MatchesRegex(".*/study.yaml:6: unknown key 'routing.methd'; did you mean routing.method\\?"));

@@ -47,9 +47,11 @@ class RunningStudy : public StudyFiles {
                                 .threads = threads,
                                 .costs = costs_,
                                 .after = after_,
-                                .grace = grace_};
+                                .grace = grace_,
+                                .hours = hours_};
     StudyRunner runner(runs_, records_, options);
     while (const auto messages = runner.next()) std::ranges::copy(*messages, std::back_inserter(said_));
+    out_of_time_ = runner.out_of_time();
     return runner.stopped();
   }
   // The names of the runs that started since the last call.
@@ -68,6 +70,8 @@ class RunningStudy : public StudyFiles {
   std::vector<RunRecord> records_;
   std::vector<std::string> said_;
   std::chrono::milliseconds grace_{60000};
+  double hours_ = 0;
+  bool out_of_time_ = false;
 };
 
 TEST_F(RunningStudy, starts_what_is_not_done_once) {
@@ -79,6 +83,25 @@ TEST_F(RunningStudy, starts_what_is_not_done_once) {
   EXPECT_FALSE(run());
   EXPECT_THAT(records_, all_are(RunStatus::kDone));
   EXPECT_THAT(started(), ElementsAre("base-seed3"));
+}
+
+TEST_F(RunningStudy, starts_no_run_that_would_end_too_late) {
+  make(kHead + "seeds: [1, 2, 3]\n", "sleep 0.3");
+  hours_ = 0.5 / 3600;  // the first run takes 0.3 s, so the second one would end at 0.6 s
+  EXPECT_FALSE(run());
+  EXPECT_TRUE(out_of_time_);
+  EXPECT_THAT(started(), ElementsAre("base-seed1"));
+  hours_ = 1;
+  EXPECT_FALSE(run());
+  EXPECT_FALSE(out_of_time_);
+  EXPECT_THAT(started(), ElementsAre("base-seed2", "base-seed3"));
+}
+
+TEST_F(RunningStudy, leaves_out_variants_that_are_not_selected) {
+  make(kHead + "variants: {a: {}, b: {}}\n", "exit 0", {"variants=[b]"});
+  EXPECT_FALSE(run());
+  EXPECT_FALSE(out_of_time_);
+  EXPECT_THAT(started(), ElementsAre("b-seed7"));
 }
 
 TEST_F(RunningStudy, keeps_a_failure_to_its_run_and_tries_it_again) {

@@ -134,5 +134,35 @@ TEST(Holm, keeps_the_order_given_and_is_1_at_most) {
   EXPECT_THAT(holm({}), IsEmpty());
 }
 
+// Fieller's interval holds the ratios r at which the t test of numerator - r denominator keeps 5 %.
+TEST(PairedRatio, ends_where_the_t_test_rejects) {
+  const std::vector<double> numerator = {1.1, 0.7, 1.6, 0.9, 1.2}, denominator = {2.2, 1.9, 2.6, 2.4, 1.8};
+  const RatioInterval interval = paired_ratio(numerator, denominator);
+  EXPECT_NEAR(*interval.ratio, 5.5 / 10.9, 1e-12);
+  EXPECT_EQ(interval.n, 5);
+  for (const double end : {*interval.low, *interval.high}) {
+    std::vector<double> scaled;
+    for (const double value : denominator) scaled.push_back(end * value);
+    EXPECT_NEAR(*paired_difference(numerator, scaled).p, 0.05, 1e-9);
+  }
+  EXPECT_LT(*interval.low, *interval.ratio);
+  EXPECT_GT(*interval.high, *interval.ratio);
+}
+
+TEST(PairedRatio, has_no_interval_if_the_denominator_may_be_0) {
+  const RatioInterval interval = paired_ratio(std::vector{1.0, 2.0, 3.0}, std::vector{1.0, -1.5, 0.9});
+  EXPECT_TRUE(interval.ratio);
+  EXPECT_FALSE(interval.low);
+  EXPECT_FALSE(interval.high);
+  EXPECT_FALSE(paired_ratio(std::vector{1.0}, std::vector{2.0}).low);
+}
+
+TEST(PairedDifference, has_the_standard_deviation_of_the_differences) {
+  // 1, 2, 3, 6: mean 3, squares 4 + 1 + 0 + 9.
+  EXPECT_NEAR(*paired_difference(std::vector{2.0, 4.0, 6.0, 12.0}, std::vector{1.0, 2.0, 3.0, 6.0})
+                   .standard_deviation,
+              std::sqrt(14.0 / 3), 1e-12);
+}
+
 }  // namespace
 }  // namespace dtopp::study
