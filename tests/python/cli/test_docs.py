@@ -118,7 +118,7 @@ def test_commands_and_their_options_are_there(name, help_of):
 @pytest.fixture(scope="module")
 def keys():
     """The keys that a configuration or a study may have. A C++ test compares the table with the code."""
-    return {*re.findall(r"^\| `([\w.]+)` \|", CONFIGURATION.read_text(), re.M), "base", "method", "seeds", "measure"}
+    return {*re.findall(r"^\| `([\w.]+)` \|", CONFIGURATION.read_text(), re.M), "base", "method", "seeds", "measure", "compare", "ledger"}
 
 
 def settings(tree, *parents):
@@ -129,7 +129,7 @@ def settings(tree, *parents):
             yield from settings(value, *path)
         elif path[0] in ("methods", "variants"):
             yield from [".".join(path[2:])] if len(path) > 2 else []  # a variant without settings
-        elif path[0] != "after":
+        elif path[0] not in ("after", "only"):
             yield ".".join(path[1:] if path[0] in ("grid", "zip") else path)
 
 
