@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <set>
 #include <string_view>
 
 #include <nlohmann/json.hpp>
@@ -136,12 +137,16 @@ nlohmann::ordered_json to_json(const GridPoint& point) {
   return json;
 }
 
+// Values that are defaults are left out, so that results stay valid when a later version adds a key.
 std::string hash_of(const config::RunConfig& config) {
-  std::vector<std::pair<std::string, std::string>> leaves;
+  std::vector<std::pair<std::string, std::string>> leaves, defaults;
   config::flatten_config(config, "", leaves);
+  config::flatten_config(config::RunConfig(), "", defaults);
+  const std::set<std::pair<std::string, std::string>> left_out(defaults.begin(), defaults.end());
   std::string text;
   for (const auto& [key, value] : leaves) {
-    if (is_measured(key)) text.append(key).append(": ").append(value).append("\n");
+    if (is_measured(key) && !left_out.contains({key, value}))
+      text.append(key).append(": ").append(value).append("\n");
   }
   return hash_text(text);
 }
