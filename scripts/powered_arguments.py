@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Prints the arguments of configs/studies/powered/text.yaml that the protocol derives from other studies: rates and the fixed p.
 
-usage: powered_arguments.py RATES.json FIXED_P.json
+usage: powered_arguments.py RATES.json [FIXED_P.json]
 
-The files are the ledgers of rates.yaml and fixed-p.yaml. PROTOCOL.md beside them states the two rules, under "Arms"."""
+The files are the ledgers of rates.yaml and fixed-p.yaml; without the second, the p is left out. PROTOCOL.md beside the studies states
+the two rules, under "Arms"."""
 
 import collections
 import json
@@ -44,19 +45,19 @@ def choose_threshold(rows):
     raise SystemExit(f"fixed p: {TARGET} experts lie outside those of all p: {means}")
 
 
-def arguments_of(rates, threshold):
+def arguments_of(rates, threshold=None):
     lines = []
     for variant, method in METHOD_OF.items():
         lines.append(f"variants.{variant}.optimizer.lr={rates[method]:g}")
         lines.append(f"variants.{variant}.optimizer.min_lr={rates[method] / 100:g}")
-    return [*lines, f"variants.top-p-matched.routing.threshold={threshold:g}"]
+    return lines if threshold is None else [*lines, f"variants.top-p-matched.routing.threshold={threshold:g}"]
 
 
 def main():
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (2, 3):
         raise SystemExit(__doc__.split("\n\n")[1])
-    rates, fixed = (json.loads(pathlib.Path(path).read_text())["runs"] for path in sys.argv[1:])
-    print("\n".join(arguments_of(choose_rates(rates), choose_threshold(fixed))))
+    rates, *fixed = (json.loads(pathlib.Path(path).read_text())["runs"] for path in sys.argv[1:])
+    print("\n".join(arguments_of(choose_rates(rates), *map(choose_threshold, fixed))))
 
 
 if __name__ == "__main__":

@@ -45,5 +45,6 @@ def test_arguments_name_each_variant_of_the_study():
     lines = powered.arguments_of({"top-k": 1e-3, "dtop-p": 2e-3}, 0.42)
     assert "variants.dense.optimizer.lr=0.001" in lines and "variants.top-p-matched.optimizer.min_lr=2e-05" in lines
     assert lines[-1] == "variants.top-p-matched.routing.threshold=0.42"
+    assert powered.arguments_of({"top-k": 1e-3, "dtop-p": 2e-3}) == lines[:-1]
     study = (SCRIPT.parent.parent / "configs/studies/powered/text.yaml").read_text()
     assert all(f"  {variant}:" in study for variant in powered.METHOD_OF)
