@@ -13,6 +13,7 @@ import pathlib
 import sys
 
 TARGET = 4  # experts
+SEEDS = 2  # of each rate
 NEAR = 0.01  # nats: rates this close to the best count as equal, and the lowest is taken
 METHOD_OF = {"dtop-p": "dtop-p", "top-p-matched": "dtop-p", "top-k": "top-k", "top-k-as-dtop-p": "top-k", "dense": "top-k"}
 
@@ -22,10 +23,11 @@ def choose_rates(rows):
     losses = collections.defaultdict(lambda: collections.defaultdict(list))
     for row in rows:
         losses[row["variant"]][row["grid"]["optimizer.lr"]].append(row["values"].get("val/loss") or math.inf)
+    whole = all(len(values) == SEEDS for by_rate in losses.values() for values in by_rate.values())
+    if set(losses) != {"top-k", "dtop-p"} or not whole or set(losses["top-k"]) != set(losses["dtop-p"]):
+        raise SystemExit("rates: a method, rate or seed is missing; finish the study first")
     rates = {}
     for method, by_rate in losses.items():
-        if len({len(values) for values in by_rate.values()}) != 1:
-            raise SystemExit(f"rates of {method}: some have fewer seeds than others; finish the study first")
         means = {rate: sum(values) / len(values) for rate, values in by_rate.items()}
         rates[method] = min(rate for rate, mean in means.items() if mean <= min(means.values()) + NEAR)
     return rates

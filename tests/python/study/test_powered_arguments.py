@@ -24,12 +24,14 @@ def rate_rows(losses, variant="top-k"):
     ({1e-3: [5.5, 5.5], 2e-3: [5.0, None]}, 1e-3),
 ])
 def test_rate_is_the_lowest_within_a_hundredth_of_the_best(losses, rate):
-    assert powered.choose_rates(rate_rows(losses) + rate_rows({5e-3: [1, 1]}, "dtop-p")) == {"top-k": rate, "dtop-p": 5e-3}
+    other = rate_rows({each: [1 if each == min(losses) else 2] * 2 for each in losses}, "dtop-p")
+    assert powered.choose_rates(rate_rows(losses) + other) == {"top-k": rate, "dtop-p": min(losses)}
 
 
-def test_a_rate_with_fewer_seeds_ends_the_choice():
+@pytest.mark.parametrize("losses", [{1e-3: [5, 5], 2e-3: [5]}, {1e-3: [5, 5]}, {1e-3: [5], 2e-3: [5]}, {}])
+def test_an_unfinished_study_ends_the_choice(losses):
     with pytest.raises(SystemExit, match="finish the study"):
-        powered.choose_rates(rate_rows({1e-3: [5, 5], 2e-3: [5]}))
+        powered.choose_rates(rate_rows(losses) + rate_rows({1e-3: [5, 5], 2e-3: [5, 5]}, "dtop-p"))
 
 
 def test_p_is_interpolated_in_the_logarithm_of_the_experts():
