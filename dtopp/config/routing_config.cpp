@@ -68,13 +68,46 @@ void validate_hash(const RoutingConfig& config, const ModelConfig& model) {
     throw InvalidValue("routing.renormalize", "hash has equal gates that sum to 1; set it to true");
 }
 
+void validate_top_k_by_source(const RoutingConfig& config, const ModelConfig& model) {
+  if (config.top_k_by_source.empty()) return;
+  if (config.method != RoutingMethod::kTopK || model.type != ModelType::kLanguageModel)
+    throw InvalidValue("routing.top_k_by_source", "needs a language model with routing.method: top_k");
+  for (const SourceExperts& one : config.top_k_by_source) {
+    if (one.experts < 1 || one.experts > model.num_experts)
+      throw InvalidValue("routing.top_k_by_source",
+                         one.source + ": must lie in [1, " + std::to_string(model.num_experts) +
+                             "] (model.num_experts), is " + std::to_string(one.experts));
+  }
+}
+
 }  // namespace
+
+void read_value(const ConfigNode& node, const std::string& key, std::vector<SourceExperts>& value) {
+  if (node.kind != ConfigNode::Kind::kMapping)
+    detail::throw_wrong_type(node, key, "numbers of experts by source, such as {web: 2, code: 6}");
+  std::vector<SourceExperts> result;
+  for (size_t i = 0; i < node.keys.size(); ++i) {
+    result.push_back({node.keys[i]});
+    detail::read_value(node.items[i], key + "." + node.keys[i], result.back().experts);
+  }
+  value = std::move(result);
+}
+
+std::string print_value(const std::vector<SourceExperts>& value) {
+  std::string out = "{";
+  for (const SourceExperts& one : value) {
+    out += (out.size() > 1 ? ", " : "") + detail::print_value(one.source) + ": " +
+           detail::print_value(one.experts);
+  }
+  return out + "}";
+}
 
 void validate(const RoutingConfig& config, const ModelConfig& model) {
   validate_cap(config, model);
   if (!has_logits(config.method)) validate_hash(config, model);
   if (has_threshold(config.method)) require_threshold("routing.threshold", config.threshold);
   if (model.zero_experts > 0) validate_zero_experts(config);
+  validate_top_k_by_source(config, model);
   if (config.method == RoutingMethod::kTopP) return;
   validate_experts(config, model);
   if (config.method != RoutingMethod::kDTopP) return;

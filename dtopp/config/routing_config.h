@@ -48,6 +48,16 @@ constexpr auto enum_names(RouterZOn) {
       {{RouterZOn::kRaw, "raw"}, {RouterZOn::kNormalized, "normalized"}}};
 }
 
+// The number of experts of the tokens of one training source.
+struct SourceExperts {
+  std::string source;
+  int64_t experts = 0;
+
+  bool operator==(const SourceExperts&) const = default;
+};
+void read_value(const ConfigNode& node, const std::string& key, std::vector<SourceExperts>& value);
+std::string print_value(const std::vector<SourceExperts>& value);
+
 struct RoutingConfig {
   RoutingMethod method = RoutingMethod::kDTopP;
   // Experts per token. top_k, top_k_bias, hash: K. dtop_p: the target T; one value, or one per layer if scope
@@ -62,6 +72,9 @@ struct RoutingConfig {
   bool anti_windup = true;  // pi: the sum skips errors that push p beyond a bound
   Normalization normalization = Normalization::kDynamic;
   bool renormalize = true;  // gates sum to 1 over the selected experts
+  // top_k: K by the source of a sample, for studies of what an allocation by source is worth. Such a model
+  // can only be trained and validated, because other text has no source. Empty: the same K for all.
+  std::vector<SourceExperts> top_k_by_source{};
   int64_t max_experts = 0;  // upper limit of experts per token, zero experts included; 0: none
 };
 
@@ -78,6 +91,7 @@ void visit_fields(SectionOf<RoutingConfig> auto& config, auto&& field) {
   field("normalization", config.normalization);
   field("renormalize", config.renormalize);
   field("max_experts", config.max_experts);
+  field("top_k_by_source", config.top_k_by_source);
 }
 
 // Whether experts join until their probabilities add up to a threshold p.

@@ -139,6 +139,33 @@ RunConfig parse_run_config(const std::string& yaml, const std::string& source) {
 
 std::string to_yaml(const RunConfig& config) { return print_config(config); }
 
+namespace {
+
+// Every sample needs a source with a number of experts.
+void validate_sources(const RunConfig& config) {
+  const std::vector<SourceExperts>& by_source = config.routing.top_k_by_source;
+  if (by_source.empty() || config.model.is_dense() || config.data.train.empty()) return;
+  constexpr char kKey[] = "routing.top_k_by_source";
+  if (!config.data.is_weighted())
+    throw InvalidValue(kKey, "needs sources with weights in data.train; give each a weight");
+  if (!config.data.validation.empty() && !config.data.validates_by_source())
+    throw InvalidValue(kKey, "needs a name for the source of data.validation; give it one of data.train");
+  if (!config.validation.tasks.empty())
+    throw InvalidValue(kKey, "tasks have no source; set validation.tasks to []");
+  std::vector<std::string> names = source_names(config.data.train);
+  for (const std::string& name : source_names(config.data.validation)) names.push_back(name);
+  for (const std::string& name : names) {
+    if (std::ranges::find(by_source, name, &SourceExperts::source) == by_source.end())
+      throw InvalidValue(kKey, "has no number for the source " + name + " of data.train or data.validation");
+  }
+  for (const SourceExperts& one : by_source) {
+    if (std::ranges::find(names, one.source) == names.end())
+      throw InvalidValue(kKey, "no source of data.train or data.validation has the name " + one.source);
+  }
+}
+
+}  // namespace
+
 void validate_values(const RunConfig& config) {
   validate(config.model);
   if (!config.model.is_dense()) validate(config.routing, config.model);
@@ -155,6 +182,7 @@ void validate_values(const RunConfig& config) {
   require_at_least("logging.every", 1, config.logging.every);
   require_at_least("logging.trace_step", 0, config.logging.trace_step);
   validate(config.data, config.model);
+  validate_sources(config);
 }
 
 void validate(const RunConfig& config) {

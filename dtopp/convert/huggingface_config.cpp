@@ -68,6 +68,7 @@ void require_olmoe(const config::RunConfig& config) {
   require(config.model.norm == config::NormType::kRms, "model.norm", "rms");
   require(config.model.attend_across_documents, "model.attend_across_documents", "true");
   require(routing.method == config::RoutingMethod::kTopK, "routing.method", "top_k");
+  require(routing.top_k_by_source.empty(), "routing.top_k_by_source", "{}");
   require(routing.normalization == config::Normalization::kNone, "routing.normalization", "none");
 }
 

@@ -24,6 +24,11 @@ InferenceModel load_inference_model(const checkpoint::Checkpoint& checkpoint, co
   loaded.config = checkpoint.config();
   const config::ModelConfig& model = loaded.config.model;
   const config::RoutingConfig& routing = loaded.config.routing;
+  if (!routing.top_k_by_source.empty())
+    throw UsageError(
+        checkpoint.path().string() +
+        ": was trained with routing.top_k_by_source, and this text has no source; such a model can only "
+        "be trained and validated");
   loaded.model =
       models::bind_language_model(model, routing,
                                   load_parameters(checkpoint, ParameterKind::kRaw,

@@ -34,7 +34,9 @@ ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& 
   const at::Tensor scale =
       weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());
   const RouterInput input = {layer, logits_TE, scale, routing.training, routing.ids_T};
-  ops::RouteOutput output = routing.router->select(input);
+  ops::RouteOutput output = routing.counts_T.defined()
+                                ? routing.router->select_likeliest(input, routing.counts_T)
+                                : routing.router->select(input);
   const config::Normalization normalization = routing.router->config().normalization;
   if (routing.router->router_z_on() == config::RouterZOn::kNormalized &&
       normalization != config::Normalization::kNone)

@@ -34,6 +34,9 @@ struct Routing {
   // The activations that the backward pass computes again.
   config::Recompute recompute = config::Recompute::kNone;
   at::Tensor ids_T{};  // int64: the ids of the pass's tokens; a language model sets it
+  // int64 [T]: how many of its likeliest experts each token uses, instead of the router's selection;
+  // undefined: the router selects.
+  at::Tensor counts_T = {};
 };
 
 // Runs the router only: selects experts and computes their gates, without those of zero experts. `layer`

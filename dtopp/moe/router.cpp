@@ -33,6 +33,16 @@ Router::Router(const config::RunConfig& config, const at::Device& device)
     tokens_per_expert_LE_ = at::zeros({num_layers_, num_experts_}, at::device(device).dtype(at::kLong));
 }
 
+ops::RouteOutput Router::select_likeliest(const RouterInput& input, const at::Tensor& counts_T) const {
+  const RouterInput detached = {input.layer, input.logits_TE.detach(), input.scale.detach()};
+  const at::Tensor s_TE = softmax_inputs(detached, config_.normalization);
+  // A stable sort keeps the lower index first among equals.
+  const at::Tensor order_TE = std::get<1>(s_TE.sort(/*stable=*/true, /*dim=*/-1, /*descending=*/true));
+  const at::Tensor ranks_E = at::arange(s_TE.size(1), order_TE.options());
+  const at::Tensor rank_TE = at::empty_like(order_TE).scatter_(1, order_TE, ranks_E.expand_as(order_TE));
+  return route_to(input, rank_TE < counts_T.unsqueeze(1));
+}
+
 void Router::update(const StepCounts& counts, const at::Tensor& applied) {
   if (tokens_per_expert_LE_.defined())
     tokens_per_expert_LE_ = at::where(applied, counts.tokens_per_expert_LE, tokens_per_expert_LE_);

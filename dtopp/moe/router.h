@@ -49,6 +49,9 @@ class Router {
   virtual ~Router() = default;
 
   virtual ops::RouteOutput select(const RouterInput& input) = 0;
+  // Selects each token's likeliest experts: counts_T of them, int64 [T], at least 1. For a method whose gates
+  // are probabilities (route), without zero experts.
+  ops::RouteOutput select_likeliest(const RouterInput& input, const at::Tensor& counts_T) const;
   // The shape of a step's statistics: [layers, size], or [1, size] if the layers' RouteOutput::statistics are
   // added up. [0]: none.
   virtual std::vector<int64_t> statistics_shape() const { return {0}; }

@@ -29,6 +29,10 @@ class WindowSampler {
   void sample(uint64_t position, std::span<int64_t> tokens) const;
   // The index in file order of the window at `position` of the training order.
   uint64_t window_at(uint64_t position) const;
+  // The index of the stream of window `index`.
+  size_t stream_of(uint64_t index) const {
+    return static_cast<size_t>(locate(index).first - streams_.data());
+  }
   // The stream of window `index` and its tokens there: "data/train: tokens 1024 to 1536".
   std::string describe(uint64_t index) const;
   // Reads window `index` in file order, for validation. Throws std::out_of_range beyond the last window.

@@ -47,6 +47,17 @@ std::string find_tokenizer(const std::vector<data::TokenStream>& streams) {
 
 enum class TokenOrder { kTraining, kFile };
 
+// The number of experts of each source (routing.top_k_by_source); empty if it is not set.
+std::vector<int64_t> experts_by_source(const config::RunConfig& config, TokenOrder order) {
+  const std::vector<config::SourceExperts>& by_source = config.routing.top_k_by_source;
+  std::vector<int64_t> experts_S;
+  if (by_source.empty()) return experts_S;
+  const bool trains = order == TokenOrder::kTraining;
+  for (const std::string& name : config::source_names(trains ? config.data.train : config.data.validation))
+    experts_S.push_back(std::ranges::find(by_source, name, &config::SourceExperts::source)->experts);
+  return experts_S;
+}
+
 // The sequences of token streams: in one permutation, in an order by the weights of the streams, or in the
 // order of the files.
 class TokenDataset : public Dataset {
@@ -55,6 +66,7 @@ class TokenDataset : public Dataset {
                std::optional<int64_t> end_of_text, TokenOrder order)
       : length_(config.model.sequence_length), end_of_text_(end_of_text), order_(order) {
     const auto seed = static_cast<uint64_t>(config.training.seed);
+    experts_S_ = experts_by_source(config, order);
     if (order == TokenOrder::kFile || !config.data.is_weighted()) {
       samplers_.emplace_back(std::move(streams), length_, seed);
       return;
@@ -77,6 +89,7 @@ class TokenDataset : public Dataset {
       read_window(position + static_cast<uint64_t>(i),
                   std::span(tokens + i * length, static_cast<size_t>(length)));
     Batch batch{position, {{"tokens", windows}}};
+    if (!experts_S_.empty()) batch.tensors.emplace_back("experts", experts_of(position, count));
     if (end_of_text_)
       batch.tensors.emplace_back("documents", document_offsets(windows.narrow(1, 0, length_), *end_of_text_));
     return batch;
@@ -94,23 +107,35 @@ class TokenDataset : public Dataset {
   struct Window {
     const data::WindowSampler* sampler;
     uint64_t index;
+    size_t source;  // of several weighted or held-out ones
   };
   Window window_at(uint64_t position) const {
     if (sources_) {
       const data::MixedOrder::Draw draw = (*sources_)(position);
-      return {&samplers_[draw.source], draw.index};
+      return {&samplers_[draw.source], draw.index, draw.source};
     }
     const data::WindowSampler& sampler = samplers_.front();
-    return {&sampler, order_ == TokenOrder::kTraining ? sampler.window_at(position) : position};
+    const uint64_t index = order_ == TokenOrder::kTraining ? sampler.window_at(position) : position;
+    return {&sampler, index, sampler.stream_of(index)};
   }
   void read_window(uint64_t position, std::span<int64_t> tokens) const {
     const Window window = window_at(position);
     window.sampler->window(window.index, tokens);
   }
 
+  // The number of experts of each sample, int64 [count].
+  at::Tensor experts_of(uint64_t position, int64_t count) const {
+    const at::Tensor experts_B = at::empty({count}, at::kLong);
+    for (int64_t i = 0; i < count; ++i)
+      experts_B.mutable_data_ptr<int64_t>()[i] =
+          experts_S_.at(window_at(position + static_cast<uint64_t>(i)).source);
+    return experts_B;
+  }
+
   int64_t length_;
   std::optional<int64_t> end_of_text_;
   TokenOrder order_;
+  std::vector<int64_t> experts_S_;             // by source (routing.top_k_by_source); empty: none
   std::vector<data::WindowSampler> samplers_;  // one per weighted source, else one
   std::shared_ptr<const MixedSources> sources_;
 };

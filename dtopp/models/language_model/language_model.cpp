@@ -129,7 +129,10 @@ Model make_language_model(const config::RunConfig& config) {
                const Batch& batch, const moe::Routing& inputs) {
       const at::Tensor documents =
           model.config.attend_across_documents ? at::Tensor() : batch.tensor("documents");
-      return language_model_losses(model, batch.tensor("tokens"), inputs, weights, documents);
+      moe::Routing routing = inputs;
+      if (batch.has("experts"))
+        routing.counts_T = batch.tensor("experts").repeat_interleave(model.config.sequence_length);
+      return language_model_losses(model, batch.tensor("tokens"), routing, weights, documents);
     };
   };
   return model;

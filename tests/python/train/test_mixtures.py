@@ -142,3 +142,69 @@ def test_pictures_have_mixtures_too(tmp_path):
     assert tiny_run.dtopp("train", config, *mixed, f"output={whole}").returncode == 0
     assert tiny_run.dtopp("train", config, *mixed).returncode == 0
     assert tiny_run.state(tmp_path / "run", 12) == tiny_run.state(whole, 12)
+
+
+ORACLE = ["routing.method=top_k", "routing.experts=2", "routing.top_k_by_source={web_train: 1, code_train: 3, books_train: 5}"]
+
+
+@pytest.fixture(scope="module")
+def oracle(reference):
+    """A run in which each source has its own K: 1 to 5, 2 in the weighted mean."""
+    done = tiny_run.dtopp("train", reference / "run.yaml", *overrides(reference), *ORACLE, f"output={reference}/oracle")
+    assert done.returncode == 0, done.stderr
+    return reference / "oracle"
+
+
+def test_a_source_has_the_experts_that_it_was_given(oracle):
+    lines = tiny_run.metrics(oracle)
+    for line in (line for line in lines if "val/loss" in line):
+        for name, experts in (("web", 1), ("code", 3), ("books", 5)):
+            assert line[f"val/{name}_train/active_experts"] == experts
+            assert line[f"val/{name}_train/active_experts_std"] == 0
+    steps = [line for line in lines if "train/loss" in line]
+    before = 0
+    for line in steps:
+        samples = 4 * line["step"]
+        pairs = sum(experts * round(samples * line[f"data/{name}_train/share"])
+                    for name, experts in (("web", 1), ("code", 3), ("books", 5)))
+        assert line["moe/active_experts"] == pytest.approx((pairs - before) / 4, rel=1e-12)
+        before = pairs
+    assert len({line["moe/active_experts"] for line in steps}) > 1
+
+
+def test_experts_by_source_are_the_same_on_processes_and_after_a_stop(reference, oracle, tmp_path):
+    shutil.copytree(oracle, tmp_path / "stopped")
+    shutil.rmtree(tmp_path / "stopped/checkpoints/step-00000012")
+    for run, options in (("stopped", []), ("four", ["--processes", 4])):
+        done = tiny_run.dtopp("train", reference / "run.yaml", *overrides(reference), *ORACLE, f"output={tmp_path}/{run}", *options)
+        assert done.returncode == 0, done.stderr
+        assert tiny_run.state(tmp_path / run, 12) == tiny_run.state(oracle, 12)
+        assert tiny_run.timeless(tiny_run.metrics(tmp_path / run)) == tiny_run.timeless(tiny_run.metrics(oracle))
+
+
+def test_equal_experts_of_all_sources_are_top_k(reference, tmp_path):
+    """But for rounding: the gates are sums in another order."""
+    equal = "routing.top_k_by_source={web_train: 2, code_train: 2, books_train: 2}"
+    for run, options in (("plain", ORACLE[:2]), ("equal", [*ORACLE[:2], equal])):
+        done = tiny_run.dtopp("train", reference / "run.yaml", *overrides(reference), *options, f"output={tmp_path}/{run}")
+        assert done.returncode == 0, done.stderr
+    lines = [tiny_run.timeless(tiny_run.metrics(tmp_path / run)) for run in ("equal", "plain")]
+    for got, expected in zip(*lines, strict=True):
+        assert got == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("changed, names", [
+    (["routing.method=dtop_p"], "routing.method: top_k"),
+    (["routing.top_k_by_source={other: 1}"], "other"),  # besides the three
+    (["data.train=[{path: a, weight: 1, name: more}]"], "source more"),
+    (["routing.top_k_by_source={web_train: 1, code_train: 3, books_train: 9}"], "books_train"),
+    (["routing.top_k_by_source=[1]"], "routing.top_k_by_source"), (["data.train=[a, b]"], "data.train"),
+    (["data.validation=[a, b]"], "source a"), (["validation.tasks=[copa]"], "validation.tasks")])
+def test_experts_by_source_that_cannot_be_are_refused(reference, tmp_path, changed, names):
+    done = tiny_run.dtopp("train", reference / "run.yaml", *overrides(reference), *ORACLE, *changed, f"output={tmp_path}/run")
+    assert_refused(done, 2, ["routing.top_k_by_source", names])
+
+
+def test_text_without_a_source_is_refused(reference, oracle):
+    done = tiny_run.dtopp("evaluate", "text", oracle, "--text", reference / "web/train.npy")
+    assert_refused(done, 2, "routing.top_k_by_source")
