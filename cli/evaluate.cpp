@@ -43,10 +43,11 @@ void add_evaluate_options(CLI::App& verb, EvaluateOptions& options) {
   add_processes_option(verb, options.processes);
 }
 
-void add_text_option(CLI::App& verb, std::string& text) {
-  verb.add_option("--text", text,
+void add_text_option(CLI::App& verb, std::vector<std::string>& texts) {
+  verb.add_option("--text", texts,
                   "a text file (.jsonl[.gz|.zst]: one document per line; any other name: one document), or a "
-                  "token folder")
+                  "token folder; give it several times to measure several sources, each on its own as well")
+      ->allow_extra_args(false)
       ->required();
 }
 
@@ -105,11 +106,23 @@ void require_same_work(const EvaluateOptions& options, const checkpoint::Checkpo
                                        "with the same checkpoint, data and options");
 }
 
-eval::EvaluationText open_text(const EvaluateOptions& options, const std::string& path,
-                               const checkpoint::Checkpoint& checkpoint, const config::ModelConfig& config) {
+eval::EvaluationText open_texts(const EvaluateOptions& options, const std::vector<std::string>& paths,
+                                const checkpoint::Checkpoint& checkpoint, const config::ModelConfig& config) {
   const StopScope begins(stop_token());
-  if (eval::is_token_data(path)) return {path, config.vocab_size};
-  return {path, inference::load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size)};
+  std::optional<eval::EvaluationText> all;
+  for (const std::string& path : paths) {
+    eval::EvaluationText text =
+        eval::is_token_data(path)
+            ? eval::EvaluationText(path, config.vocab_size)
+            : eval::EvaluationText(path, inference::load_tokenizer(checkpoint, options.inference.tokenizer,
+                                                                   config.vocab_size));
+    if (all)
+      all->append(std::move(text));
+    else
+      all.emplace(std::move(text));
+  }
+  if (paths.size() > 1) all->source_names();  // fails early if a path occurs twice
+  return std::move(*all);
 }
 
 tasks::EvaluatedModel evaluated_model(const EvaluateOptions& options,

@@ -33,8 +33,8 @@ void add_evaluate_images(CLI::App& evaluate);
 // Adds --output, --batch-size, --json and --processes.
 void add_evaluate_options(CLI::App& verb, EvaluateOptions& options);
 
-// Adds --text, which is required.
-void add_text_option(CLI::App& verb, std::string& text);
+// Adds --text, which is required and may occur several times.
+void add_text_option(CLI::App& verb, std::vector<std::string>& texts);
 
 // Adds --sweep-target, which cannot be combined with the options in `excluded`.
 void add_sweep_option(CLI::App& verb, std::vector<double>& targets, const std::vector<std::string>& excluded);
@@ -53,9 +53,9 @@ checkpoint::Checkpoint open_shared_checkpoint(const EvaluateOptions& options, co
 void require_same_work(const EvaluateOptions& options, const checkpoint::Checkpoint& checkpoint,
                        const nlohmann::ordered_json& amount, distributed::Collectives& ranks);
 
-// Opens the text in `path`. Plain text is encoded with the checkpoint's tokenizer.
-eval::EvaluationText open_text(const EvaluateOptions& options, const std::string& path,
-                               const checkpoint::Checkpoint& checkpoint, const config::ModelConfig& config);
+// Opens the texts in `paths` as sources of one. Plain text is encoded with the checkpoint's tokenizer.
+eval::EvaluationText open_texts(const EvaluateOptions& options, const std::vector<std::string>& paths,
+                                const checkpoint::Checkpoint& checkpoint, const config::ModelConfig& config);
 
 // Returns the checkpoint's step, --target-experts and the thresholds p of `routing`, which label results.
 tasks::EvaluatedModel evaluated_model(const EvaluateOptions& options,

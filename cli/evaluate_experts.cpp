@@ -9,7 +9,7 @@ namespace dtopp::cli {
 namespace {
 
 struct ExpertsOptions : EvaluateOptions {
-  std::string text;
+  std::vector<std::string> texts;
 };
 
 void evaluate_experts(const ExpertsOptions& options, distributed::Collectives& ranks) {
@@ -20,18 +20,20 @@ void evaluate_experts(const ExpertsOptions& options, distributed::Collectives& r
   const config::ModelConfig& config = model.config.model;
   const data::Tokenizer tokenizer =
       inference::load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
-  const eval::EvaluationText text = open_text(options, options.text, checkpoint, config);
+  const eval::EvaluationText text = open_texts(options, options.texts, checkpoint, config);
   require_same_work(options, checkpoint, text.size(), ranks);
   meet_target(model, options.inference, checkpoint, &text);
   const tasks::EvaluatedModel evaluated = evaluated_model(options, checkpoint, model.routing);
   const std::filesystem::path file = output_file(options, "experts", evaluated, ranks);
   std::vector<int64_t> ids(text.size());
   text.read(0, ids);
+  std::vector<uint64_t> begins;
+  for (const eval::TextSegment& source : text.segments()) begins.push_back(source.begin);
   ConsoleWatch watch(ranks);
   watch.begin("experts", "tok", text.size());
-  const eval::ActivationAnalysis analysis =
-      eval::analyze_activations(model, text, tasks::find_token_kinds(ids, tokenizer, config.sequence_length),
-                                options.batch_size, ranks, watch);
+  const eval::ActivationAnalysis analysis = eval::analyze_activations(
+      model, text, tasks::find_token_kinds(ids, tokenizer, config.sequence_length, begins),
+      options.batch_size, ranks, watch);
   if (ranks.rank() == 0)
     report(options, file, labeled(evaluated, to_json(analysis, model)), eval::format_table(analysis));
 }
@@ -42,7 +44,7 @@ void add_evaluate_experts(CLI::App& evaluate) {
   auto options = std::make_shared<ExpertsOptions>();
   CLI::App* verb = evaluate.add_subcommand("experts", "Measure which experts the tokens of a text activate");
   add_inference_options(*verb, options->inference);
-  add_text_option(*verb, options->text);
+  add_text_option(*verb, options->texts);
   add_evaluate_options(*verb, *options);
   verb->callback([options] {
     evaluate_on_ranks(*options, [&](distributed::Collectives& ranks) { evaluate_experts(*options, ranks); });

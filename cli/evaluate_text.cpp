@@ -10,6 +10,7 @@
 #include "cli/evaluate.h"
 #include "dtopp/eval/perplexity.h"
 #include "dtopp/eval/routing_file.h"
+#include "dtopp/eval/token_counts.h"
 #include "dtopp/inference/expert_budget.h"
 
 namespace dtopp::cli {
@@ -18,8 +19,10 @@ namespace {
 using nlohmann::ordered_json;
 
 struct TextOptions : EvaluateOptions {
-  std::string text;
+  std::vector<std::string> texts;
   std::string dump_routing, replay_routing;
+  std::string counts = "as-is";
+  uint64_t counts_seed = 1;
   bool by_document = false;
   std::vector<double> sweep;  // targets of active experts
 };
@@ -32,7 +35,7 @@ struct MeasuredText {
 
 MeasuredText open_measured_text(const TextOptions& options, const checkpoint::Checkpoint& checkpoint,
                                 const config::ModelConfig& config) {
-  MeasuredText measured{open_text(options, options.text, checkpoint, config), {}, {}};
+  MeasuredText measured{open_texts(options, options.texts, checkpoint, config), {}, {}};
   if (!options.by_document && !checkpoint.has_tokenizer() && options.inference.tokenizer.empty())
     return measured;
   const data::Tokenizer tokenizer =
@@ -46,9 +49,19 @@ MeasuredText open_measured_text(const TextOptions& options, const checkpoint::Ch
   return measured;
 }
 
+// The columns of routing files: the tokens that the model reads, up to the last but one.
+int64_t num_tokens_of(const MeasuredText& measured) {
+  return std::max<int64_t>(static_cast<int64_t>(measured.text.size()) - 1, 0);
+}
+
 ordered_json perplexity_json(const eval::Perplexity& result, const std::optional<int64_t>& bytes) {
   ordered_json json = {{"nll", result.nll}, {"perplexity", result.perplexity()}, {"tokens", result.tokens}};
   if (bytes) json.update({{"bits_per_byte", result.bits_per_byte(*bytes)}, {"bytes", *bytes}});
+  for (const eval::SourcePerplexity& source : result.sources) {
+    ordered_json one = {{"source", source.name}, {"nll", source.nll}, {"tokens", source.tokens}};
+    if (source.activations.num_layers() > 0) one["active_experts"] = source.activations.summary().mean;
+    json["sources"].push_back(std::move(one));
+  }
   return json;
 }
 
@@ -65,30 +78,53 @@ void print_summary(const checkpoint::Checkpoint& checkpoint, const eval::Perplex
     const moe::ActivationSummary active = result.activations.summary();
     std::printf("experts      %.4f per token (standard deviation %.4f)\n", active.mean, active.deviation);
   }
+  for (const eval::SourcePerplexity& source : result.sources) {
+    std::printf("  %-20s %.6f nats per token, %lld tokens", source.name.c_str(), source.nll,
+                static_cast<long long>(source.tokens));
+    if (source.activations.num_layers() > 0) std::printf(", %.4f experts", source.activations.summary().mean);
+    std::printf("\n");
+  }
 }
 
 eval::Perplexity perplexity_of(const TextOptions& options, const MeasuredText& measured,
                                const inference::InferenceModel& model, distributed::Collectives& ranks,
-                               eval::WindowObserver* observer = nullptr,
-                               const eval::RoutingReplay* replay = nullptr) {
+                               eval::PerplexityOptions how = {}) {
   ConsoleWatch watch(ranks);
   watch.begin("text", "tok",
               std::max<uint64_t>(measured.text.size(), 1) - 1);  // without the first, which is not predicted
-  return eval::measure_perplexity(model, measured.text, options.batch_size, ranks, watch, observer, replay,
-                                  measured.end_of_text);
+  how.end_of_text = measured.end_of_text;
+  return eval::measure_perplexity(model, measured.text, options.batch_size, ranks, watch, how);
 }
 
-// Measures the perplexity with --dump-routing and --replay-routing, if they are given.
+eval::CountsRule counts_rule(const TextOptions& options) {
+  const auto& rules = eval::counts_rules();
+  return std::ranges::find(rules, options.counts, [](const auto& rule) { return rule.first; })->second;
+}
+
+// Makes the routers of --replay-routing or --counts; null: the model's own.
+std::unique_ptr<eval::BatchRouters> make_routers(const TextOptions& options, const MeasuredText& measured,
+                                                 const inference::InferenceModel& model,
+                                                 distributed::Collectives& ranks) {
+  if (!options.replay_routing.empty())
+    return std::make_unique<eval::RoutingReplay>(options.replay_routing, model, num_tokens_of(measured));
+  const eval::CountsRule rule = counts_rule(options);
+  if (rule == eval::CountsRule::kAsIs) return nullptr;
+  ConsoleWatch watch(ranks);
+  watch.begin("counts", "tok", std::max<uint64_t>(measured.text.size(), 1) - 1);
+  return std::make_unique<eval::TokenCounts>(model, measured.text, rule, options.counts_seed,
+                                             options.batch_size, ranks, watch);
+}
+
+// Measures the perplexity with --dump-routing, --replay-routing and --counts, if they are given.
 eval::Perplexity routed_perplexity(const TextOptions& options, const MeasuredText& measured,
                                    const inference::InferenceModel& model, distributed::Collectives& ranks) {
-  const int64_t num_tokens = std::max<int64_t>(static_cast<int64_t>(measured.text.size()) - 1, 0);
-  std::optional<eval::RoutingReplay> replay;
-  if (!options.replay_routing.empty()) replay.emplace(options.replay_routing, model, num_tokens);
-  const eval::RoutingReplay* replayed = replay ? &*replay : nullptr;
-  if (options.dump_routing.empty()) return perplexity_of(options, measured, model, ranks, nullptr, replayed);
+  const auto routers = make_routers(options, measured, model, ranks);
+  if (options.dump_routing.empty())
+    return perplexity_of(options, measured, model, ranks, {.routers = routers.get()});
   if (ranks.size() > 1) throw UsageError("--dump-routing: needs a single process; omit --processes");
-  eval::RoutingDump dump(model, num_tokens);
-  const eval::Perplexity result = perplexity_of(options, measured, model, ranks, &dump, replayed);
+  eval::RoutingDump dump(model, num_tokens_of(measured));
+  const eval::Perplexity result =
+      perplexity_of(options, measured, model, ranks, {.observer = &dump, .routers = routers.get()});
   dump.write(options.dump_routing);
   return result;
 }
@@ -119,7 +155,8 @@ void evaluate_text(const TextOptions& options, distributed::Collectives& ranks) 
   model.routing.ranks = &ranks;
   const config::ModelConfig& config = model.config.model;
   const MeasuredText measured = open_measured_text(options, checkpoint, config);
-  require_same_work(options, checkpoint, {measured.text.size(), options.by_document}, ranks);
+  require_same_work(options, checkpoint,
+                    {measured.text.size(), options.by_document, options.counts, options.counts_seed}, ranks);
   ordered_json json;
   tasks::EvaluatedModel evaluated{checkpoint.state().step};
   std::filesystem::path file;
@@ -130,9 +167,13 @@ void evaluate_text(const TextOptions& options, distributed::Collectives& ranks) 
   } else {
     meet_target(model, options.inference, checkpoint, &measured.text);
     if (options.replay_routing.empty()) evaluated = evaluated_model(options, checkpoint, model.routing);
-    file = output_file(options, "text", evaluated, ranks);
+    const bool as_is = counts_rule(options) == eval::CountsRule::kAsIs;
+    std::string kind = as_is ? "text" : "text-" + options.counts;
+    std::ranges::replace(kind, ':', '-');
+    file = output_file(options, kind, evaluated, ranks);
     const eval::Perplexity result = routed_perplexity(options, measured, model, ranks);
     json = perplexity_json(result, measured.bytes);
+    if (!as_is) json.update({{"counts", options.counts}, {"counts_seed", options.counts_seed}});
     if (!options.json && ranks.rank() == 0) print_summary(checkpoint, result, measured.bytes);
   }
   if (ranks.rank() == 0) report(options, file, labeled(evaluated, json), "");  // the table is already printed
@@ -145,7 +186,7 @@ void add_evaluate_text(CLI::App& evaluate) {
   CLI::App* verb =
       evaluate.add_subcommand("text", "Measure the loss, perplexity and bits per byte of a text");
   add_inference_options(*verb, options->inference);
-  add_text_option(*verb, options->text);
+  add_text_option(*verb, options->texts);
   verb->add_option("--dump-routing", options->dump_routing,
                    "write the experts of each token and layer to this safetensors file");
   verb->add_option("--replay-routing", options->replay_routing,
@@ -155,7 +196,20 @@ void add_evaluate_text(CLI::App& evaluate) {
                  "predict each document on its own, from its first token to its end of text")
       ->excludes("--dump-routing")
       ->excludes("--replay-routing");
-  add_sweep_option(*verb, options->sweep, {"--target-experts", "--dump-routing", "--replay-routing"});
+  std::vector<std::string> rules;
+  for (const auto& [name, rule] : eval::counts_rules()) rules.push_back(name);
+  verb->add_option("--counts", options->counts,
+                   "as many experts per token as the router selects (as-is), as all tokens and layers do on "
+                   "average (uniform), or as another token of the same layer, source or window "
+                   "(permuted:layer, …)")
+      ->check(CLI::IsMember(rules))
+      ->excludes("--replay-routing")
+      ->excludes("--by-document");
+  verb->add_option("--counts-seed", options->counts_seed, "seed of --counts")
+      ->capture_default_str()
+      ->needs("--counts");
+  add_sweep_option(*verb, options->sweep,
+                   {"--target-experts", "--dump-routing", "--replay-routing", "--counts"});
   add_evaluate_options(*verb, *options);
   verb->get_option("--dump-routing")->excludes(verb->get_option("--processes"));
   verb->callback([options] {

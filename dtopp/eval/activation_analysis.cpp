@@ -34,9 +34,12 @@ at::Tensor kinds_of(const tasks::TokenKinds& kinds, const TextWindows& windows) 
 
 class KindCounter final : public WindowObserver {
  public:
-  explicit KindCounter(std::vector<KindActivations>& by_kind) : by_kind_(by_kind) {}
+  KindCounter(std::vector<KindActivations>& by_kind, TokenLossObserver& losses)
+      : by_kind_(by_kind), losses_(losses) {}
 
-  void add(const TextWindows& windows, const models::HiddenStates& states) override {
+  void add(const TextWindows& windows, const models::HiddenStates& states,
+           const at::Tensor& log_probs_T) override {
+    losses_.add(windows, states, log_probs_T);
     const at::Tensor active_TL = active_experts(states);
     for (KindActivations& one : by_kind_) {
       const at::Tensor kind_T = kinds_of(one.kinds, windows);
@@ -48,6 +51,7 @@ class KindCounter final : public WindowObserver {
 
  private:
   std::vector<KindActivations>& by_kind_;
+  TokenLossObserver& losses_;
 };
 
 struct KindSummary {
@@ -103,8 +107,10 @@ ActivationAnalysis analyze_activations(const inference::InferenceModel& model, c
     analysis.by_kind.push_back({std::move(one), at::zeros({count}, at::kLong),
                                 at::zeros({count, layers}, at::kDouble), at::zeros({count}, at::kDouble)});
   }
-  KindCounter counter(analysis.by_kind);
-  analysis.perplexity = measure_perplexity(model, text, batch_size, ranks, watch, &counter);
+  TokenLossObserver losses(text, layers, model.config.model.sequence_length);
+  KindCounter counter(analysis.by_kind, losses);
+  analysis.perplexity = measure_perplexity(model, text, batch_size, ranks, watch, {.observer = &counter});
+  analysis.nll_by_experts = losses.result(ranks);
   for (KindActivations& one : analysis.by_kind) {
     const at::Tensor tokens_G = one.tokens_G.to(at::kDouble);
     for (const at::Tensor& sums : {tokens_G, one.sums_GL, one.squares_G})  // all are whole numbers
@@ -123,7 +129,8 @@ ordered_json to_json(const ActivationAnalysis& analysis, const inference::Infere
                        {"mean", all.mean},
                        {"deviation", all.deviation},
                        {"layers", ordered_json::array()},
-                       {"tokens_by", ordered_json::object()}};
+                       {"tokens_by", ordered_json::object()},
+                       {"nll_by_experts", to_json(analysis.nll_by_experts)}};
   for (int64_t layer = 0; layer < statistics.num_layers(); ++layer)
     json["layers"].push_back(layer_json(statistics, layer, model));
   for (const KindActivations& one : analysis.by_kind) {
@@ -162,7 +169,7 @@ std::string format_table(const ActivationAnalysis& analysis) {
                       summary.deviation, static_cast<long long>(summary.tokens));
     }
   }
-  return table;
+  return table + format_table(analysis.nll_by_experts);
 }
 
 }  // namespace dtopp::eval

@@ -1,10 +1,12 @@
-// Measures the activated experts of a text: number and load per layer, and number per kind of token.
+// Measures the activated experts of a text: number and load per layer, number per kind of token, and the loss
+// by their number.
 //
 // Source: paper, Section "Activated Experts Distribution Analysis"
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "dtopp/eval/nll_by_experts.h"
 #include "dtopp/eval/perplexity.h"
 #include "dtopp/tasks/token_kinds.h"
 
@@ -21,6 +23,7 @@ struct KindActivations {
 struct ActivationAnalysis {
   Perplexity perplexity;  // from the same pass; its `activations` hold the numbers per layer and expert
   std::vector<KindActivations> by_kind;
+  NllByExperts nll_by_experts;
 };
 
 // Analyzes the text in one pass, with the windows and the distribution over ranks of measure_perplexity.

@@ -1,4 +1,4 @@
-// Reads the token ids of an evaluation text, from a text file or from token data.
+// Reads the token ids of an evaluation text, from text files or token data. Each of them is a source.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,11 @@ namespace dtopp::eval {
 // text.
 bool is_token_data(const std::filesystem::path& path);
 
+// Ids that windows cover: the model reads those from `begin` on and predicts those up to `last`.
+struct TextSegment {
+  uint64_t begin, last;
+};
+
 class EvaluationText {
  public:
   // Opens token data. Throws DataError if they cannot be read; UsageError if an id is outside the model's
@@ -25,22 +30,34 @@ class EvaluationText {
   // Encodes a text file. Throws DataError if it cannot be read.
   EvaluationText(const std::filesystem::path& path, const data::Tokenizer& tokenizer);
 
-  // Puts an id in front of the text, so that the first id of the text can be predicted.
+  // Appends the sources of another text.
+  void append(EvaluationText other);
+  // Puts an id in front of a text of one source, so that the first id of the text can be predicted.
   void begin_with(int64_t id) { first_ = id; }
 
-  uint64_t size() const {
-    return (first_ ? 1 : 0) + (stream_ ? stream_->size() : ids_.size());
-  }  // number of ids
+  uint64_t size() const;  // number of ids
   void read(uint64_t offset, std::span<int64_t> out) const;
 
-  // Returns the first windows of the text, on which the threshold p is solved (expert_budget.h).
+  // The ids of each source. Throws DataError if one has no id to predict.
+  std::vector<TextSegment> segments() const;
+  // The name of each source, from its path. Throws UsageError if a path occurs twice.
+  std::vector<std::string> source_names() const;
+
+  // Returns the first windows of each source, on which the threshold p is solved (expert_budget.h).
   at::Tensor beginning(int64_t sequence_length) const;
 
  private:
-  std::filesystem::path path_;
+  struct Source {
+    std::filesystem::path path;
+    std::optional<data::TokenStream> stream{};
+    std::vector<int64_t> ids{};
+
+    uint64_t size() const { return stream ? stream->size() : ids.size(); }
+    void read(uint64_t offset, std::span<int64_t> out) const;
+  };
+
   std::optional<int64_t> first_;
-  std::optional<data::TokenStream> stream_;
-  std::vector<int64_t> ids_;
+  std::vector<Source> sources_;
 };
 
 }  // namespace dtopp::eval

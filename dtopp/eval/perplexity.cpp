@@ -6,8 +6,6 @@
 #include <vector>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/eval/routing_file.h"
-#include "dtopp/moe/routers/replay.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 
@@ -21,10 +19,11 @@ double Perplexity::bits_per_byte(int64_t bytes) const {
 
 namespace {
 
-// Windows of equal length. Each begins at one of the offsets and predicts `length` ids.
+// Windows of equal length in one source. Each begins at one of the offsets and predicts `length` ids.
 struct WindowBatch {
   std::vector<uint64_t> offsets;
   int64_t length;
+  size_t source;
 };
 
 // Calls body(begin, ids) for parts of the text, in order.
@@ -39,87 +38,122 @@ void for_parts(const EvaluationText& text, const Body& body) {
   }
 }
 
-// Returns the offsets at which windows begin anew, and the offset of the last id.
-std::vector<uint64_t> document_bounds(const EvaluationText& text, std::optional<int64_t> end_of_text) {
-  std::vector<uint64_t> bounds{0};
-  if (end_of_text) {
-    for_parts(text, [&](uint64_t begin, const std::vector<int64_t>& ids) {
-      for (size_t i = 0; i < ids.size(); ++i)
-        if (ids[i] == *end_of_text && begin + i > 0) bounds.push_back(begin + i);
-    });
-  }
-  if (bounds.back() + 1 < text.size()) bounds.push_back(text.size() - 1);
-  return bounds;
+// Returns the documents of a text of one source. Each begins with the id that ends the one before.
+std::vector<TextSegment> documents_of(const EvaluationText& text, int64_t end_of_text) {
+  std::vector<TextSegment> documents;
+  uint64_t from = 0;
+  const auto end_at = [&](uint64_t last) {
+    if (last > from) documents.push_back({from, last});
+    from = last;
+  };
+  for_parts(text, [&](uint64_t begin, const std::vector<int64_t>& ids) {
+    for (size_t i = 0; i < ids.size(); ++i)
+      if (ids[i] == end_of_text) end_at(begin + i);
+  });
+  end_at(text.size() - 1);
+  return documents;
 }
 
-std::vector<WindowBatch> batches_of(const std::vector<uint64_t>& bounds, int64_t length, int64_t batch_size) {
-  std::vector<WindowBatch> batches;
-  for (size_t i = 0; i + 1 < bounds.size(); ++i) {
-    for (uint64_t offset = bounds[i]; offset < bounds[i + 1]; offset += static_cast<uint64_t>(length)) {
-      const int64_t predicted = std::min(length, static_cast<int64_t>(bounds[i + 1] - offset));
-      const bool fits = !batches.empty() && batches.back().length == predicted &&
-                        static_cast<int64_t>(batches.back().offsets.size()) < batch_size;
-      if (!fits) batches.push_back({{}, predicted});
-      batches.back().offsets.push_back(offset);
-    }
+void add_windows(const TextSegment& segment, size_t source, int64_t length, int64_t batch_size,
+                 std::vector<WindowBatch>& batches) {
+  for (uint64_t offset = segment.begin; offset < segment.last; offset += static_cast<uint64_t>(length)) {
+    const int64_t predicted = std::min(length, static_cast<int64_t>(segment.last - offset));
+    const bool fits = !batches.empty() && batches.back().length == predicted &&
+                      batches.back().source == source &&
+                      static_cast<int64_t>(batches.back().offsets.size()) < batch_size;
+    if (!fits) batches.push_back({{}, predicted, source});
+    batches.back().offsets.push_back(offset);
   }
+}
+
+std::vector<WindowBatch> batches_of(const EvaluationText& text, const std::vector<TextSegment>& sources,
+                                    std::optional<int64_t> end_of_text, int64_t length, int64_t batch_size) {
+  std::vector<WindowBatch> batches;
+  if (end_of_text) {
+    for (const TextSegment& document : documents_of(text, *end_of_text))
+      add_windows(document, /*source=*/0, length, batch_size, batches);
+    return batches;
+  }
+  for (size_t source = 0; source < sources.size(); ++source)
+    add_windows(sources[source], source, length, batch_size, batches);
   return batches;
+}
+
+at::Tensor read_batch(const EvaluationText& text, const WindowBatch& batch) {
+  const auto count = static_cast<int64_t>(batch.offsets.size());
+  const at::Tensor ids = at::empty({count, batch.length + 1}, at::kLong);
+  for (int64_t i = 0; i < count; ++i)
+    text.read(batch.offsets[static_cast<size_t>(i)],
+              std::span(ids.mutable_data_ptr<int64_t>() + i * ids.size(1), static_cast<size_t>(ids.size(1))));
+  return ids;
 }
 
 }  // namespace
 
 Perplexity measure_perplexity(const inference::InferenceModel& model, const EvaluationText& text,
                               int64_t batch_size, distributed::Collectives& ranks, inference::Watch& watch,
-                              WindowObserver* observer, const RoutingReplay* replay,
-                              std::optional<int64_t> end_of_text) {
-  const uint64_t num_ids = text.size();
-  if (num_ids < 2) throw DataError("the text has no token to predict; it needs at least two tokens");
+                              const PerplexityOptions& options) {
+  const std::vector<TextSegment> sources = text.segments();
   const at::NoGradGuard no_grad;
-  const auto stride = static_cast<uint64_t>(model.config.model.sequence_length);
-  const std::vector<WindowBatch> batches =
-      batches_of(document_bounds(text, end_of_text), model.config.model.sequence_length, batch_size);
+  const int64_t stride = model.config.model.sequence_length;
+  const std::vector<WindowBatch> batches = batches_of(text, sources, options.end_of_text, stride, batch_size);
   const auto num_batches = static_cast<int64_t>(batches.size());
   const int64_t L = model.routing.router ? model.routing.router->num_layers() : 0;
   const int64_t E = model.config.model.num_experts;
-  moe::ActivationStatistics activations(L);
+  std::vector<moe::ActivationStatistics> activations(sources.size(), moe::ActivationStatistics(L));
   const at::Tensor sums_B = at::zeros({num_batches}, at::kDouble);  // sum of log probabilities per batch
   std::vector<uint64_t> ends;
   for (const WindowBatch& batch : batches)
     ends.push_back(batch.offsets.back() + static_cast<uint64_t>(batch.length));
   inference::SharedBatches shared(std::move(ends), ranks, watch);
   while (const auto b = shared.next()) {
-    const auto& [offsets, length] = batches[*b];
-    const auto count = static_cast<int64_t>(offsets.size());
-    const at::Tensor read_windows = at::empty({count, length + 1}, at::kLong);
-    for (int64_t i = 0; i < count; ++i) {
-      text.read(offsets[static_cast<size_t>(i)],
-                std::span(read_windows.mutable_data_ptr<int64_t>() + i * (length + 1),
-                          static_cast<size_t>(length) + 1));
-    }
-    const at::Tensor windows = ops::to_device(read_windows, model.device());
-    const TextWindows inputs{windows.narrow(1, 0, length), offsets.front(), stride};
+    const WindowBatch& batch = batches[*b];
+    const at::Tensor windows = ops::to_device(read_batch(text, batch), model.device());
+    const TextWindows inputs{windows.narrow(1, 0, batch.length), batch.offsets.front(),
+                             static_cast<uint64_t>(stride)};
     moe::Routing routing = model.routing;
-    if (replay != nullptr)
-      routing.router =
-          std::make_shared<moe::ReplayRouter>(model.config, replay->maps(offsets.front(), count * length));
+    if (options.routers != nullptr)
+      routing.router = options.routers->for_tokens(inputs.offset, inputs.ids_BL.numel());
     const models::HiddenStates states = models::hidden_states(model.model, inputs.ids_BL, routing);
-    const auto [log_probs_T, greedy_T] =
-        ops::token_log_probs(states.x_TD, model.model.head_VD(), windows.narrow(1, 1, length).reshape({-1}));
+    const auto [log_probs_T, greedy_T] = ops::token_log_probs(
+        states.x_TD, model.model.head_VD(), windows.narrow(1, 1, batch.length).reshape({-1}));
     sums_B[static_cast<int64_t>(*b)] = log_probs_T.to(at::kDouble).sum();
-    activations.add(states.routing);
-    if (observer != nullptr) observer->add(inputs, states);
+    activations[batch.source].add(states.routing);
+    if (options.observer != nullptr) options.observer->add(inputs, states, log_probs_T);
   }
   if (shared.stopped()) throw Stopped("stopped before the end of the text; no result is kept");
 
-  const at::Tensor values = at::cat({sums_B, activations.to_vector(E, model.device()).cpu()});
+  std::vector<at::Tensor> parts = {sums_B};
+  for (const moe::ActivationStatistics& of_source : activations)
+    parts.push_back(of_source.to_vector(E, model.device()).cpu());
+  const at::Tensor values = at::cat(parts);
   ranks.all_reduce_sum(values, "perplexity").wait();
+  std::vector<SourcePerplexity> results;
+  int64_t begin = num_batches;
+  for (size_t s = 0; s < sources.size(); ++s) {
+    SourcePerplexity& one = results.emplace_back();
+    one.tokens = static_cast<int64_t>(sources[s].last - sources[s].begin);
+    const int64_t size = moe::ActivationStatistics::vector_size(L, E);
+    one.activations = moe::ActivationStatistics::from_vector(values.narrow(0, begin, size), L, E, one.tokens);
+    begin += size;
+  }
   Perplexity result;
-  result.tokens = static_cast<int64_t>(num_ids) - 1;
+  result.activations = moe::ActivationStatistics(L);
   double sum = 0;
-  for (int64_t b = 0; b < num_batches; ++b) sum -= values[b].item<double>();
+  for (int64_t b = 0; b < num_batches; ++b) {
+    sum -= values[b].item<double>();
+    results[batches[static_cast<size_t>(b)].source].nll -= values[b].item<double>();
+  }
+  for (SourcePerplexity& one : results) {
+    one.nll /= static_cast<double>(one.tokens);
+    result.tokens += one.tokens;
+    result.activations.add(one.activations);
+  }
   result.nll = sum / static_cast<double>(result.tokens);
-  result.activations = moe::ActivationStatistics::from_vector(
-      values.narrow(0, num_batches, values.numel() - num_batches), L, E, result.tokens);
+  if (results.size() == 1) return result;
+  const std::vector<std::string> names = text.source_names();
+  for (size_t s = 0; s < results.size(); ++s) results[s].name = names[s];
+  result.sources = std::move(results);
   return result;
 }
 

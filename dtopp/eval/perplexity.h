@@ -2,13 +2,24 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "dtopp/eval/evaluation_text.h"
 #include "dtopp/inference/inference_model.h"
 #include "dtopp/inference/shared_batches.h"
 
 namespace dtopp::eval {
+
+// The result for one source of a text.
+struct SourcePerplexity {
+  std::string name;
+  double nll = 0;
+  int64_t tokens = 0;
+  moe::ActivationStatistics activations;
+};
 
 struct Perplexity {
   double nll = 0;      // mean over all predicted tokens, nats
@@ -18,6 +29,7 @@ struct Perplexity {
   // spell.
   double bits_per_byte(int64_t bytes) const;
   moe::ActivationStatistics activations;
+  std::vector<SourcePerplexity> sources{};  // of a text with several
 };
 
 // Consecutive windows of a stream of ids. The first begins at id `offset`; each next one begins `stride` ids
@@ -27,29 +39,41 @@ struct TextWindows {
   uint64_t offset, stride;
 };
 
-// Receives each batch of this rank and the model's states for it.
+// Receives each batch of this rank, the model's states for it, and the log probability of each next id.
 class WindowObserver {
  public:
   virtual ~WindowObserver() = default;
-  virtual void add(const TextWindows& windows, const models::HiddenStates& states) = 0;
+  virtual void add(const TextWindows& windows, const models::HiddenStates& states,
+                   const at::Tensor& log_probs_T) = 0;
 };
 
-class RoutingReplay;  // routing_file.h
+// Makes routers that select the experts of a text's tokens, instead of the model's router.
+class BatchRouters {
+ public:
+  virtual ~BatchRouters() = default;
+  // For the tokens first, first + 1, … of the text.
+  virtual std::shared_ptr<moe::Router> for_tokens(uint64_t first, int64_t count) const = 0;
+};
 
-// Measures a text in windows of sequence_length + 1 ids with stride sequence_length.
+struct PerplexityOptions {
+  WindowObserver* observer = nullptr;
+  const BatchRouters* routers = nullptr;  // null: the model's router
+  // Windows begin anew at each id that ends a document: every document is predicted on its own, from its
+  // first token on. It cannot be combined with the two above.
+  std::optional<int64_t> end_of_text{};
+};
+
+// Measures each source of a text in windows of sequence_length + 1 ids with stride sequence_length.
 //
-// A shorter last window is kept and forms a batch of its own. With `end_of_text`, windows begin anew at each
-// id that ends a document: every document is predicted on its own, from its first token on. Batches of
-// `batch_size` windows are distributed over the ranks. The progress of the watch counts tokens. `replay`, if
-// it is not null, selects the experts; neither it nor `observer` can be combined with `end_of_text`.
+// A shorter last window is kept and forms a batch of its own. Batches of `batch_size` windows are distributed
+// over the ranks. The progress of the watch counts tokens.
 //
 // Returns:    the same result on every rank
-// Throws:     DataError if there are fewer than two ids; Stopped if a stop is requested on any rank
+// Throws:     DataError if a source has fewer than two ids; Stopped if a stop is requested on any rank
 // Collective: every rank of `ranks`, in the same order
 Perplexity measure_perplexity(const inference::InferenceModel& model, const EvaluationText& text,
                               int64_t batch_size, distributed::Collectives& ranks, inference::Watch& watch,
-                              WindowObserver* observer = nullptr, const RoutingReplay* replay = nullptr,
-                              std::optional<int64_t> end_of_text = {});
+                              const PerplexityOptions& options = {});
 
 // Returns the size in bytes of the text that all ids but the first spell. Special tokens spell nothing.
 int64_t predicted_bytes(const EvaluationText& text, const data::Tokenizer& tokenizer);

@@ -2,6 +2,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
+#include "dtopp/moe/routers/replay.h"
 #include "dtopp/ops/core/host_copy.h"
 
 namespace dtopp::eval {
@@ -39,7 +40,8 @@ RoutingDump::RoutingDump(const inference::InferenceModel& model, int64_t num_tok
     routing_map_LTE_.push_back(at::zeros({num_tokens, config.num_experts}, at::kBool));
 }
 
-void RoutingDump::add(const TextWindows& windows, const models::HiddenStates& states) {
+void RoutingDump::add(const TextWindows& windows, const models::HiddenStates& states,
+                      const at::Tensor& /*log_probs_T*/) {
   for (size_t layer = 0; layer < routing_map_LTE_.size(); ++layer) {
     const at::Tensor chosen_TE = states.routing.at(layer).gates_TE.ne(0);
     routing_map_LTE_[layer]
@@ -61,7 +63,7 @@ void RoutingDump::write(const std::filesystem::path& path) const {
 
 RoutingReplay::RoutingReplay(const std::filesystem::path& path, const inference::InferenceModel& model,
                              int64_t num_tokens)
-    : file_(path), device_(model.device()) {
+    : file_(path), config_(model.config), device_(model.device()) {
   require_routers(model);
   if (!config::has_logits(model.config.routing.method))
     throw UsageError(
@@ -83,11 +85,11 @@ RoutingReplay::RoutingReplay(const std::filesystem::path& path, const inference:
                      " tensors, but the model has " + std::to_string(layers_.size()) + " layers");
 }
 
-std::vector<at::Tensor> RoutingReplay::maps(uint64_t first, int64_t count) const {
+std::shared_ptr<moe::Router> RoutingReplay::for_tokens(uint64_t first, int64_t count) const {
   std::vector<at::Tensor> maps_LTE;
   for (const TensorView* layer : layers_)
     maps_LTE.push_back(ops::to_device(read_selection(*layer, static_cast<int64_t>(first), count), device_));
-  return maps_LTE;
+  return std::make_shared<moe::ReplayRouter>(config_, std::move(maps_LTE));
 }
 
 }  // namespace dtopp::eval

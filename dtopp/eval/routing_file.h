@@ -19,7 +19,8 @@ class RoutingDump final : public WindowObserver {
   // `num_tokens` is T. Throws UsageError if the model is dense.
   RoutingDump(const inference::InferenceModel& model, int64_t num_tokens);
 
-  void add(const TextWindows& windows, const models::HiddenStates& states) override;
+  void add(const TextWindows& windows, const models::HiddenStates& states,
+           const at::Tensor& log_probs_T) override;
   // Writes the file. Throws DataError if it cannot be written.
   void write(const std::filesystem::path& path) const;
 
@@ -28,18 +29,18 @@ class RoutingDump final : public WindowObserver {
 };
 
 // The experts of a file, for measure_perplexity.
-class RoutingReplay {
+class RoutingReplay final : public BatchRouters {
  public:
   // Throws UsageError if the model is dense or a layer's tensor does not match the model and `num_tokens`;
   // the message names the layer. Throws DataError if the file is damaged.
   RoutingReplay(const std::filesystem::path& path, const inference::InferenceModel& model,
                 int64_t num_tokens);
 
-  // The experts of tokens first, first + 1, …: per layer, bool [count, E] on the model's device.
-  std::vector<at::Tensor> maps(uint64_t first, int64_t count) const;
+  std::shared_ptr<moe::Router> for_tokens(uint64_t first, int64_t count) const override;
 
  private:
   SafetensorsFile file_;
+  config::RunConfig config_;
   at::Device device_;
   std::vector<const TensorView*> layers_;
 };

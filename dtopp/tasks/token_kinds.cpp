@@ -29,7 +29,7 @@ TokenKinds by_frequency(std::span<const int64_t> ids) {
   return kinds;
 }
 
-TokenKinds by_position(size_t tokens, int64_t sequence_length) {
+TokenKinds by_position(size_t tokens, int64_t sequence_length, std::span<const uint64_t> begins) {
   const auto length = static_cast<uint64_t>(sequence_length);
   TokenKinds kinds{"position", {"0"}, {}};
   for (uint64_t first = 1; first < length; first *= 2) {
@@ -37,7 +37,14 @@ TokenKinds by_position(size_t tokens, int64_t sequence_length) {
     kinds.names.push_back(first == last ? std::to_string(first)
                                         : std::to_string(first) + "-" + std::to_string(last));
   }
-  for (size_t i = 0; i < tokens; ++i) kinds.kind.push_back(static_cast<uint8_t>(std::bit_width(i % length)));
+  uint64_t begin = 0;
+  for (size_t i = 0; i < tokens; ++i) {
+    if (!begins.empty() && begins.front() == i) {
+      begin = i;
+      begins = begins.subspan(1);
+    }
+    kinds.kind.push_back(static_cast<uint8_t>(std::bit_width((i - begin) % length)));
+  }
   return kinds;
 }
 
@@ -99,8 +106,9 @@ TokenKinds by_part_of_word(std::span<const int64_t> ids, const data::Tokenizer& 
 }  // namespace
 
 std::vector<TokenKinds> find_token_kinds(std::span<const int64_t> ids, const data::Tokenizer& tokenizer,
-                                         int64_t sequence_length) {
-  return {by_frequency(ids), by_position(ids.size(), sequence_length), by_part_of_word(ids, tokenizer)};
+                                         int64_t sequence_length, std::span<const uint64_t> begins) {
+  return {by_frequency(ids), by_position(ids.size(), sequence_length, begins),
+          by_part_of_word(ids, tokenizer)};
 }
 
 }  // namespace dtopp::tasks

@@ -20,10 +20,12 @@ struct TokenKinds {
 // Three classifications:
 //
 // - by how often a token's id occurs in this text (its rank among all ids);
-// - by its position in a sequence of `sequence_length` tokens (powers of two);
+// - by its position in a sequence of `sequence_length` tokens (powers of two); sequences begin anew at each
+// of
+//   `begins`;
 // - by the part of a word that it spells: a whole word, its beginning, the rest of it, a number, punctuation,
 //   white space, or nothing (<|endoftext|> and other special tokens).
 std::vector<TokenKinds> find_token_kinds(std::span<const int64_t> ids, const data::Tokenizer& tokenizer,
-                                         int64_t sequence_length);
+                                         int64_t sequence_length, std::span<const uint64_t> begins = {});
 
 }  // namespace dtopp::tasks
