@@ -1,7 +1,9 @@
 #include "dtopp/study/comparison.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <string_view>
 
 namespace dtopp::study {
 namespace {
@@ -17,6 +19,14 @@ PairedDifference difference_of(const ValuesBySeed& group, const ValuesBySeed& ba
   return paired_difference(values, paired);
 }
 
+// A validation, or a count of all steps so far.
+bool is_of_last_line(std::string_view measure) {
+  constexpr std::array<std::string_view, 4> kSoFar = {"train/active_flops", "train/active_experts_mean",
+                                                      "train/skipped_steps", "throughput/seconds"};
+  return measure.starts_with("val/") || measure.starts_with("eval/") ||
+         std::ranges::find(kSoFar, measure) != kSoFar.end();
+}
+
 }  // namespace
 
 RunValue value_of_run(const runs::RunHistory& history, const std::string& measure) {
@@ -24,7 +34,7 @@ RunValue value_of_run(const runs::RunHistory& history, const std::string& measur
   if (found == history.series.end() || found->second.values.empty()) return {};
   const std::vector<double>& values = found->second.values;
   if (!std::isfinite(values.back())) return {.diverged = true};
-  if (measure.starts_with("val/") || measure.starts_with("eval/")) return {values.back()};
+  if (is_of_last_line(measure)) return {values.back()};
   double sum = 0, count = 0;
   for (size_t i = values.size() - std::max<size_t>(1, values.size() / 10); i < values.size(); ++i) {
     if (!std::isfinite(values[i])) continue;

@@ -18,9 +18,9 @@ struct RunValue {
   bool diverged = false;
 };
 
-// For val/… and eval/…, which are measured at intervals, the value is the last one. For every other measure,
-// which each step logs, it is the mean over the last tenth of the steps; steps without a finite value
-// (skipped ones) are left out.
+// For val/… and eval/…, which are measured at intervals, and for counts of all steps so far
+// (train/active_flops, …), the value is the last one. For every other measure, which each step logs, it is
+// the mean over the last tenth of the steps; steps without a finite value (skipped ones) are left out.
 RunValue value_of_run(const runs::RunHistory& history, const std::string& measure);
 
 using ValuesBySeed = std::map<int64_t, RunValue>;

@@ -22,7 +22,7 @@ using ::testing::Not;
 TEST(ValueOfRun, is_the_last_validation_and_the_mean_of_the_last_tenth_of_training) {
   runs::RunHistory history;
   for (int64_t step = 1; step <= 25; ++step) {
-    for (const char* name : {"train/loss", "val/loss", "eval/arc/accuracy"}) {
+    for (const char* name : {"train/loss", "val/loss", "eval/arc/accuracy", "train/active_flops"}) {
       history.series[name].steps.push_back(step);
       history.series[name].values.push_back(static_cast<double>(step));
     }
@@ -30,6 +30,7 @@ TEST(ValueOfRun, is_the_last_validation_and_the_mean_of_the_last_tenth_of_traini
   EXPECT_EQ(value_of_run(history, "train/loss").value, 24.5);
   EXPECT_EQ(value_of_run(history, "val/loss").value, 25);
   EXPECT_EQ(value_of_run(history, "eval/arc/accuracy").value, 25);
+  EXPECT_EQ(value_of_run(history, "train/active_flops").value, 25);  // of all steps so far
   EXPECT_EQ(value_of_run(history, "moe/imbalance").value, std::nullopt);
   EXPECT_FALSE(value_of_run(history, "moe/imbalance").diverged);
   history.series["one"] = {{1}, {3.5}};
