@@ -1,43 +1,94 @@
-"""Times route forward + backward as a share of moe_ffn's: T 8192, E 64, about 8 active. Prints one JSON line
-per case."""
+"""Times each router's selection, forward + backward, as a share of moe_ffn's: T 8192, about 8 of 64 experts active, at
+D 512, F 256 and at the lab's D 256, F 128. The routers of dtopp/moe/routers as operators and tensor operations.
+Prints one JSON line per size and router."""
 
 import torch
+import torch.nn.functional as F
 from yardstick import alternate, arguments, make_yardstick, report
 
-D, F, E = 512, 256, 64
+E, ACTIVE, STRIDE = 64, 8, 4  # every STRIDE-th token is counted (dtopp/moe/cumulative_prob_sampling.h)
+SIZES = {"lab": (256, 128), "centre": (512, 256)}
+
+
+def op(*args, **options):
+    return torch.ops.dtopp.route(*args, **options)
+
+
+class Routers:
+    """The forward passes; each returns the tensors that have gradients, the gates first."""
+
+    def __init__(self, tokens):
+        self.z = torch.randn(tokens, E).requires_grad_()
+        self.scale, self.one = torch.tensor(1.0).requires_grad_(), torch.tensor(1.0)
+        self.threshold, self.bias = torch.tensor(0.415, dtype=torch.float64), torch.randn(E) * 0.1
+        self.none = {"normalization": "none", "renormalize": False}
+        self.tau = torch.full((E,), 1.15)
+        self.first_bin = torch.arange(E) * 1024
+
+    def top_k(self):
+        return op(self.z, self.scale, self.threshold, top_k=ACTIVE)
+
+    def dtop_p(self):
+        counts = torch.ops.dtopp.cumulative_prob_histogram(self.z.detach(), self.scale.detach(), stride=STRIDE)
+        return (*op(self.z, self.scale, self.threshold), counts)
+
+    def dtop_p_bias(self):
+        counts = torch.ops.dtopp.cumulative_prob_histogram(self.z.detach(), self.scale.detach(), stride=STRIDE)
+        return (*op(self.z, self.scale, self.threshold, bias_E=self.bias), counts)
+
+    def top_k_bias(self):
+        return op(F.logsigmoid(self.z), self.one, self.threshold, normalization="none", top_k=ACTIVE, bias_E=self.bias, bias_on="score")
+
+    def relu(self):
+        means = op(self.z, self.one, self.threshold, top_k=1, **self.none)
+        gates = self.z.relu()
+        return (gates, *self.counts(gates.detach() != 0), gates.sum(0) / len(self.z), *means[4:])
+
+    def expert_threshold(self):
+        z = self.z.detach()
+        means = op(self.z, self.one, self.threshold, top_k=ACTIVE, **self.none)
+        chosen = torch.where(torch.tensor(True), z.lt(self.tau).logical_not(), means[0].detach() != 0)
+        bins = ((z[::STRIDE] + 16) * 32).clamp(0, 1023).nan_to_num(0).long() + self.first_bin
+        counts = torch.zeros(E * 1024, dtype=torch.int64).scatter_add(0, bins.flatten(), torch.ones_like(bins.flatten()))
+        return (torch.where(chosen, F.logsigmoid(self.z).exp(), 0), *self.counts(chosen), *means[3:], counts)
+
+    def counts(self, chosen):
+        active = chosen.sum(1)
+        return chosen.sum(0), torch.zeros(E + 1, dtype=torch.int64).index_add(0, active, torch.ones_like(active))
 
 
 def main():
     args = arguments(__doc__)
     tokens = int(8192 * args.scale)
     torch.manual_seed(1)
-    logits, scale = torch.randn(tokens, E).requires_grad_(), torch.tensor(1.0).requires_grad_()
-    threshold = torch.tensor(0.415, dtype=torch.float64)
-    grad = torch.randn(tokens, E)
-    x, gate_up, down = torch.randn(tokens, D), torch.randn(E, 2 * F, D) * 0.04, torch.randn(E, D, F) * 0.06
-    tensors = [t.requires_grad_() for t in (x, gate_up, down)]
-    out = {}
+    routers, grad = Routers(tokens), torch.randn(tokens, E)
+    gates = routers.top_k()[0].detach()
 
-    def route():
-        logits.grad = scale.grad = None
-        out["forward"] = torch.ops.dtopp.route(logits, scale, threshold)
-        gates, _, _, prob, entropy, router_z = out["forward"]
-        torch.autograd.backward([gates, prob, entropy, router_z],
-                                [grad, torch.ones(E), torch.tensor(1e-3), torch.tensor(1e-3)])
+    def both(select):
+        def run():
+            routers.z.grad = None
+            out = [tensor for tensor in select() if tensor.requires_grad]
+            torch.autograd.backward(out, [grad, *(torch.full_like(tensor, 1e-3) for tensor in out[1:])])
+        return run
 
-    def forward():
-        with torch.no_grad():
-            torch.ops.dtopp.route(logits, scale, threshold)
+    timed = {name: both(getattr(routers, name))
+             for name in ("top_k", "top_k_bias", "dtop_p", "dtop_p_bias", "relu", "expert_threshold")}
 
-    def moe():
-        for t in tensors:
-            t.grad = None
-        torch.ops.dtopp.moe_ffn(x, out["forward"][0].detach(), gate_up, down).sum().backward()
+    def moe(x, gate_up, down):
+        def run():
+            for t in (x, gate_up, down):
+                t.grad = None
+            torch.ops.dtopp.moe_ffn(x, gates, gate_up, down).sum().backward()
+        return run
 
-    t = alternate({"route": route, "forward": forward, "moe": moe, "g": make_yardstick(torch.float32)}, args.rounds)
-    active = (out["forward"][2] * torch.arange(E + 1)).sum().item() / tokens
-    report(case="route", dtype="float32", active=active, seconds=t["route"], forward_seconds=t["forward"],
-           moe_ffn_seconds=t["moe"], share_of_moe_ffn=t["route"] / t["moe"])
+    for size, (D, F) in SIZES.items():
+        tensors = torch.randn(tokens, D), torch.randn(E, 2 * F, D) * 0.04, torch.randn(E, D, F) * 0.06
+        timed[size] = moe(*(t.requires_grad_() for t in tensors))
+    t = alternate(timed | {"g": make_yardstick(torch.float32)}, args.rounds)
+    for size in SIZES:
+        for name in list(timed)[:-len(SIZES)]:
+            report(case="route", size=size, router=name, dtype="float32", seconds=t[name], moe_ffn_seconds=t[size],
+                   share_of_moe_ffn=t[name] / t[size])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Measures whether a varying number of experts costs more than a fixed one, and whether solving for the
-threshold costs more than the paper's controller.
+"""Measures whether each routing method costs more than Top-k, and whether solving for the threshold costs more than the
+paper's controller.
 
-Compares whole training steps of DTop-p, with either controller, and of Top-k at the same mean, 300 in turn
-(hidden 256, 4 layers, 64 experts of 128, 8 active, vocabulary 8,192, 4 x 512 tokens). Prints one JSON line.
+Compares whole training steps of each method and of Top-k at the same mean, 300 in turn (hidden 256, 4 layers, 64
+experts of 128, 8 active, vocabulary 8,192, 4 x 512 tokens). relu keeps half of all experts active and is compared with
+Top-k of 32. Prints one JSON line.
 
 Each method trains in a process of its own, stopped while the others run; a step interrupted by a stop is left
 out. Ratios compare medians of the same round, and the median over rounds counts.
@@ -19,6 +20,12 @@ from training_side import start_dtopp
 
 CASE = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 128, "num_experts": 64, "active": 8,
         "vocab_size": 8192, "sequence_length": 512, "batch": 4}
+METHODS = ("top_k", "top_k_of_half", "top_k_bias", "dtop_p", "solve", "dtop_p_bias", "relu", "expert_threshold")
+
+
+def start(method, args, folder):
+    active = {"active": CASE["num_experts"] // 2} if method in ("top_k_of_half", "relu") else {}
+    return start_dtopp(CASE | active, method.removesuffix("_of_half"), args.precision, args.threads, folder / method)
 
 
 def main():
@@ -27,11 +34,10 @@ def main():
     parser.add_argument("--steps", type=int, default=5, help="steps per method and round")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
-        sides = {method: running.enter_context(start_dtopp(CASE, method, args.precision, args.threads,
-                                                           pathlib.Path(folder) / method))
-                 for method in ("top_k", "dtop_p", "solve")}
+        sides = {method: running.enter_context(start(method, args, pathlib.Path(folder))) for method in args.methods}
         steps = {method: [] for method in sides}
         for _ in range(args.rounds):
             for method, side in sides.items():
@@ -50,7 +56,8 @@ def main():
         "active_experts": {m: round(statistics.mean(s["moe/active_experts"] for s in taken), 3)
                            for m, taken in steps.items()},
         "seconds": {method: round(statistics.median(values), 4) for method, values in seconds.items()},
-        "dtop_p_against_top_k": ratio("dtop_p", "top_k"), "solve_against_dtop_p": ratio("solve", "dtop_p")}))
+        "against_top_k": {method: ratio(method, other) for method in args.methods
+                          if (other := "top_k_of_half" if method == "relu" else "top_k") in args.methods and method != other}}))
 
 
 if __name__ == "__main__":

@@ -81,14 +81,20 @@ class Side:
 
 
 def routing_of(method, experts, active):
-    """The `routing` section with which a token selects `active` experts. `method` is dense, top_k, dtop_p, or
-    solve: DTop-p with a solved threshold."""
+    """The `routing` section with which a token selects `active` experts. `method` is dense, a routing.method, or solve:
+    DTop-p with a solved threshold. relu keeps the half of the experts with which a new model begins."""
     if method == "dense":
         return {}
-    if method == "top_k":
-        return {"method": "top_k", "experts": active}
-    return {"method": "dtop_p", "experts": active, "threshold": starting_threshold(experts, active),
-            "controller": "solve" if method == "solve" else "pi"}
+    routing = {"method": "dtop_p" if method == "solve" else method, "experts": active}
+    if method in ("top_k_bias", "relu", "expert_threshold"):
+        routing["normalization"] = "none"
+    if method in ("relu", "expert_threshold"):
+        routing["renormalize"] = False
+    if method == "relu":
+        routing |= {"lambda_0": 1e-12, "lambda_factor": 1.000001}
+    if "p" in method.split("_") or method == "solve":
+        routing |= {"threshold": starting_threshold(experts, active), "controller": "solve" if method == "solve" else "pi"}
+    return routing
 
 
 def start_run(config, folder):
@@ -112,6 +118,7 @@ def start_dtopp(case, method, precision, threads, folder):
     return start_run({
         "name": "training_step", "model": model | {"tie_embeddings": True},
         "routing": routing_of(method, case["num_experts"], case["active"]),
+        "loss": {"load_balance": 0.0 if method in ("top_k_bias", "dtop_p_bias", "relu", "expert_threshold") else 1e-4},
         "optimizer": {"lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 0}, "data": {"train": [str(folder / "train.npy")]},
         "training": {"steps": 100000, "global_batch_size": case["batch"], "micro_batch_size": case.get("micro_batch", case["batch"]),
                      "precision": precision, "device": "cpu", "threads": threads},

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <string>
 
+#include "dtopp/base/enum_name.h"
 #include "dtopp/config/config.h"
 #include "dtopp/config/model_config.h"
 #include "dtopp/config/value_bounds.h"
@@ -25,11 +26,12 @@ void validate_experts(const RoutingConfig& config, const ModelConfig& model) {
   const bool has_zero = model.zero_experts > 0;  // tokens may take none; the number is a mean
   const auto count = static_cast<int64_t>(config.experts.size());
   if (count == 0) throw InvalidValue("routing.experts", "is empty; give a number");
-  const bool is_top_k = !has_threshold(config.method);
-  if (count > 1 && (is_top_k || config.scope != ThresholdScope::kLayer))
-    throw InvalidValue("routing.experts", is_top_k ? "a list needs routing.method: dtop_p"
-                                                   : "a list needs routing.scope: layer; one threshold has "
-                                                     "one target");
+  using enum RoutingMethod;
+  const bool is_top_k = config.method == kTopK || config.method == kTopKBias || config.method == kHash;
+  if (count > 1 && !has_controller(config.method))
+    throw InvalidValue("routing.experts", "a list needs routing.method: dtop_p");
+  if (count > 1 && config.scope != ThresholdScope::kLayer)
+    throw InvalidValue("routing.experts", "a list needs routing.scope: layer; one threshold has one target");
   if (count > 1 && count != num_layers)
     throw InvalidValue("routing.experts", "has " + std::to_string(count) + " values for " +
                                               std::to_string(num_layers) + " layers (model.num_layers)");
@@ -80,6 +82,18 @@ void validate_top_k_by_source(const RoutingConfig& config, const ModelConfig& mo
   }
 }
 
+// Methods that use the logits as they are, and have a gate of their own.
+void validate_scores(const RoutingConfig& config, const ModelConfig& model) {
+  const std::string method(enum_name(config.method));
+  const bool is_sigmoid = config.method == RoutingMethod::kTopKBias && model.zero_experts == 0;
+  if (!is_sigmoid && !may_select_none(config.method)) return;
+  if (config.normalization != Normalization::kNone)
+    throw InvalidValue("routing.normalization", "must be none for " + method);
+  if (is_sigmoid) return;
+  if (config.renormalize) throw InvalidValue("routing.renormalize", "must be false for " + method);
+  if (config.max_experts > 0) throw InvalidValue("routing.max_experts", "must be 0 for " + method);
+}
+
 }  // namespace
 
 void read_value(const ConfigNode& node, const std::string& key, std::vector<SourceExperts>& value) {
@@ -110,7 +124,14 @@ void validate(const RoutingConfig& config, const ModelConfig& model) {
   validate_top_k_by_source(config, model);
   if (config.method == RoutingMethod::kTopP) return;
   validate_experts(config, model);
-  if (config.method != RoutingMethod::kDTopP) return;
+  validate_scores(config, model);
+  if (config.method == RoutingMethod::kRelu) {
+    if (!(config.lambda_0 > 0)) throw InvalidValue("routing.lambda_0", "must be positive");
+    if (!(config.lambda_factor > 1)) throw InvalidValue("routing.lambda_factor", "must be above 1");
+  }
+  if (config.method == RoutingMethod::kExpertThreshold && !(config.cut_decay >= 0 && config.cut_decay < 1))
+    throw InvalidValue("routing.cut_decay", "must lie in [0, 1), is " + text_of(config.cut_decay));
+  if (!has_controller(config.method)) return;
   require_not_negative("routing.kp", config.kp);
   require_not_negative("routing.ki", config.ki);
 }

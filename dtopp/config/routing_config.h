@@ -17,18 +17,33 @@ namespace dtopp::config {
 
 struct ModelConfig;
 
-enum class RoutingMethod { kTopK, kTopKBias, kTopP, kDTopP, kHash };
+enum class RoutingMethod {
+  kTopK,             // the K likeliest experts
+  kTopKBias,         // K experts; biases balance their load
+  kTopP,             // the likeliest experts until their probabilities reach p
+  kDTopP,            // the same; a controller moves p
+  kDTopPBias,        // as many; biases decide which
+  kRelu,             // the experts with a positive logit
+  kExpertThreshold,  // the experts whose own threshold the logit reaches
+  kHash,             // K experts by token id
+};
 enum class ThresholdScope { kGlobal, kLayer };         // layers that share a threshold: all, or none
 enum class Normalization { kNone, kFixed, kDynamic };  // of the router's logits (ops/route/route.h)
 enum class Controller { kPi, kSolve };                 // the law that moves p after a step
 enum class RouterZOn { kRaw, kNormalized };            // the logits that the router z-loss uses
 
 constexpr auto enum_names(RoutingMethod) {
-  return std::array<std::pair<RoutingMethod, std::string_view>, 5>{{{RoutingMethod::kTopK, "top_k"},
-                                                                    {RoutingMethod::kTopKBias, "top_k_bias"},
-                                                                    {RoutingMethod::kTopP, "top_p"},
-                                                                    {RoutingMethod::kDTopP, "dtop_p"},
-                                                                    {RoutingMethod::kHash, "hash"}}};
+  using enum RoutingMethod;
+  return std::to_array<std::pair<RoutingMethod, std::string_view>>({
+      {kTopK, "top_k"},
+      {kTopKBias, "top_k_bias"},
+      {kTopP, "top_p"},
+      {kDTopP, "dtop_p"},
+      {kDTopPBias, "dtop_p_bias"},
+      {kRelu, "relu"},
+      {kExpertThreshold, "expert_threshold"},
+      {kHash, "hash"},
+  });
 }
 constexpr auto enum_names(ThresholdScope) {
   return std::array<std::pair<ThresholdScope, std::string_view>, 2>{
@@ -63,8 +78,11 @@ struct RoutingConfig {
   // Experts per token. top_k, top_k_bias, hash: K. dtop_p: the target T; one value, or one per layer if scope
   // is layer. top_p: the number that `dtopp plan` assumes.
   std::vector<double> experts = {8.0};
-  double bias_rate = 1e-3;  // top_k_bias: change of a bias per step
-  double threshold = 0.25;  // top_p: p; dtop_p: p_0
+  double bias_rate = 1e-3;     // top_k_bias, dtop_p_bias: change of a bias per step
+  double lambda_0 = 1e-8;      // relu: the first weight of its loss
+  double lambda_factor = 1.2;  // relu: change of the weight per step
+  double cut_decay = 0.99;     // expert_threshold: decay of the thresholds' moving average
+  double threshold = 0.25;     // top_p: p; dtop_p, dtop_p_bias: p_0
   ThresholdScope scope = ThresholdScope::kGlobal;
   Controller controller = Controller::kPi;
   double kp = 0.1;          // pi: K_pro of Eq. (6)
@@ -82,6 +100,9 @@ void visit_fields(SectionOf<RoutingConfig> auto& config, auto&& field) {
   field("method", config.method);
   field("experts", config.experts);
   field("bias_rate", config.bias_rate);
+  field("lambda_0", config.lambda_0);
+  field("lambda_factor", config.lambda_factor);
+  field("cut_decay", config.cut_decay);
   field("threshold", config.threshold);
   field("scope", config.scope);
   field("controller", config.controller);
@@ -94,10 +115,20 @@ void visit_fields(SectionOf<RoutingConfig> auto& config, auto&& field) {
   field("top_k_by_source", config.top_k_by_source);
 }
 
+// Whether a ThresholdController moves the threshold p.
+inline bool has_controller(RoutingMethod method) {
+  return method == RoutingMethod::kDTopP || method == RoutingMethod::kDTopPBias;
+}
 // Whether experts join until their probabilities add up to a threshold p.
 inline bool has_threshold(RoutingMethod method) {
-  return method == RoutingMethod::kTopP || method == RoutingMethod::kDTopP;
+  return method == RoutingMethod::kTopP || has_controller(method);
 }
+// Whether a token may select no expert.
+inline bool may_select_none(RoutingMethod method) {
+  return method == RoutingMethod::kRelu || method == RoutingMethod::kExpertThreshold;
+}
+// Whether the number of experts varies and its mean is held at the target T.
+inline bool holds_target(RoutingMethod method) { return has_controller(method) || may_select_none(method); }
 
 // Whether a router matrix computes logits. Without one, the token's id selects its experts.
 inline bool has_logits(RoutingMethod method) { return method != RoutingMethod::kHash; }

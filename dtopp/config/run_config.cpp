@@ -171,6 +171,9 @@ void validate_values(const RunConfig& config) {
   if (!config.model.is_dense()) validate(config.routing, config.model);
   validate(config.loss);
   if (!config.model.is_dense() && !has_logits(config.routing.method)) refuse_router_losses(config.loss);
+  if (!config.model.is_dense() && config.routing.method == RoutingMethod::kRelu &&
+      config.loss.load_balance != 0)
+    throw InvalidValue("loss.load_balance", "must be 0 for relu, which moves the weight itself");
   if (config.model.type == ModelType::kDiffusionTransformer)
     validate(config.diffusion, config.model.num_classes);
   validate(config.training, config.model);

@@ -73,13 +73,11 @@ void make_uniform(const at::Tensor& counts_LN, const std::vector<std::vector<int
 void require_counted(const config::RunConfig& config) {
   if (config.model.is_dense()) throw UsageError("--counts: the model is dense; use a model with experts");
   const config::RoutingMethod method = config.routing.method;
-  const bool by_probability = config::has_threshold(method) || method == config::RoutingMethod::kTopK ||
-                              method == config::RoutingMethod::kTopKBias;
+  const bool by_probability = config::has_threshold(method) || method == config::RoutingMethod::kTopK;
   if (!by_probability || config.model.zero_experts > 0)
     throw UsageError(
         "--counts: needs experts with probabilities and no zero experts; use routing.method top_k, "
-        "top_k_bias, "
-        "top_p or dtop_p");
+        "top_p, dtop_p or dtop_p_bias");
 }
 
 }  // namespace

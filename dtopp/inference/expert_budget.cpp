@@ -23,7 +23,8 @@ void require_target(const config::RunConfig& config, double target) {
   const int64_t experts = config.model.num_experts;
   if (config.model.is_dense() || !config::has_threshold(config.routing.method))
     throw UsageError(
-        "--target-experts: the model has no routing threshold; use one with routing.method top_p or dtop_p");
+        "--target-experts: the model has no routing threshold; use one with routing.method top_p, dtop_p or "
+        "dtop_p_bias");
   const bool may_take_none = config.model.zero_experts > 0 && target > 0;
   if (!((target >= 1 || may_take_none) && target <= static_cast<double>(experts)))
     throw UsageError("--target-experts " + std::to_string(target) + ": must be between 1 and the model's " +

@@ -46,6 +46,8 @@ void add_router_losses(const std::vector<ops::RouteOutput>& layers, const moe::R
     if (weight != 0) losses.total = losses.total + mean * weight;
   };
   add("load_balance_loss", weights.load_balance, balance);
+  if (const at::Tensor weight = router->load_balance_weight(); weight.defined())
+    losses.total = losses.total + at::stack(balance).mean() * weight;
   add("dynamic_loss", weights.dynamic, dynamic);
   add("router_z_loss", weights.router_z, router_z);
 }

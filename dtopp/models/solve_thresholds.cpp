@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "dtopp/moe/expert_bias.h"
 #include "dtopp/moe/routers/solving.h"
 #include "dtopp/moe/routers/top_p.h"
 
@@ -12,17 +13,18 @@ moe::Routing solve_thresholds(const config::RunConfig& config, const std::vector
                               const at::Device& device, MeanExperts forward, const moe::Routing& routing) {
   const at::NoGradGuard no_grad;
   moe::Routing solved = routing;
-  if (config.routing.method == config::RoutingMethod::kDTopP &&
+  const at::Tensor bias_LE = moe::centred_bias_of(routing.router.get());
+  if (config::has_controller(config.routing.method) &&
       config.routing.scope == config::ThresholdScope::kLayer) {
-    const auto router = std::make_shared<moe::SolvingRouter>(config, targets, device, routing.ranks);
+    const auto router = std::make_shared<moe::SolvingRouter>(config, targets, device, routing.ranks, bias_LE);
     solved.router = router;
     forward(solved);
-    solved.router = std::make_shared<moe::TopPRouter>(config, router->thresholds_L());
+    solved.router = std::make_shared<moe::TopPRouter>(config, router->thresholds_L(), bias_LE);
     return solved;
   }
   const auto use = [&](double p) {
-    solved.router =
-        std::make_shared<moe::TopPRouter>(config, at::full({1}, p, at::device(device).dtype(at::kDouble)));
+    solved.router = std::make_shared<moe::TopPRouter>(
+        config, at::full({1}, p, at::device(device).dtype(at::kDouble)), bias_LE);
   };
   const double target =
       std::accumulate(targets.begin(), targets.end(), 0.0) / static_cast<double>(targets.size());

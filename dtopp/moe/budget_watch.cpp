@@ -24,7 +24,7 @@ double mean_distance(const std::deque<double>& active, double target) {
 }  // namespace
 
 std::optional<std::string> BudgetWatch::observe(int64_t step, const std::vector<double>& active_L) {
-  if (config_.method != config::RoutingMethod::kDTopP || active_L.empty() || warned_ || step <= kSettling)
+  if (!config::has_controller(config_.method) || active_L.empty() || warned_ || step <= kSettling)
     return std::nullopt;
   const bool per_layer = config_.scope == config::ThresholdScope::kLayer;
   const std::vector<double> active_C = per_layer ? active_L : std::vector<double>{mean_of(active_L)};

@@ -25,7 +25,7 @@ class BudgetWatch {
   // Records one step with the active experts per token of each routed layer.
   //
   // Returns a warning with advice, once per object: when a controller's mean differs from T by more than T /
-  // 2 on average over the last kSteps steps. Returns nothing unless the method is dtop_p.
+  // 2 on average over the last kSteps steps. Returns nothing unless a controller moves p.
   std::optional<std::string> observe(int64_t step, const std::vector<double>& active_L);
 
  private:

@@ -28,7 +28,8 @@ Router::Router(const config::RunConfig& config, const at::Device& device)
       num_layers_(config.model.num_layers),
       num_experts_(config.model.num_experts),
       step_tokens_(config.training.global_batch_size * config.model.tokens_per_sample()),
-      device_(device) {
+      device_(device),
+      no_threshold_(at::zeros({}, at::device(device).dtype(at::kDouble))) {
   if (config.loss.batch_statistics == config::BatchStatistics::kGlobal)
     tokens_per_expert_LE_ = at::zeros({num_layers_, num_experts_}, at::device(device).dtype(at::kLong));
 }
@@ -88,10 +89,11 @@ at::Tensor Router::share_E(int64_t layer, const at::Tensor& own_E) const {
   return at::where(share_E.sum() > 0, share_E, own_E);
 }
 
-ops::RouteOutput Router::route_by(const RouterInput& input, int64_t top_k,
-                                  const at::Tensor& threshold) const {
-  return ops::route(input.logits_TE, input.scale, threshold, enum_name(config_.normalization), top_k,
-                    config_.max_experts, config_.renormalize);
+ops::RouteOutput Router::route_by(const RouterInput& input, int64_t top_k, const at::Tensor& threshold,
+                                  const at::Tensor& bias_E, std::string_view bias_on) const {
+  return ops::route(input.logits_TE, input.scale, top_k > 0 ? no_threshold_ : threshold,
+                    enum_name(config_.normalization), top_k, config_.max_experts, config_.renormalize,
+                    bias_E.defined() ? std::optional(bias_E) : std::nullopt, bias_on);
 }
 
 ops::RouteOutput Router::route_to(const RouterInput& input, const at::Tensor& routing_map_TE) const {

@@ -68,6 +68,8 @@ class Router {
   // A metric on the host; empty if there is none with this name. Waits for the device.
   std::vector<double> metric(std::string_view name) const;
 
+  // The weight of this router's load-balance loss, f32 []; undefined: loss.load_balance.
+  virtual at::Tensor load_balance_weight() const { return {}; }
   // The share f of tokens per expert for the load-balance loss of a layer: `own_E`, that of a micro-batch, or
   // with loss.batch_statistics: global that of the last applied step.
   at::Tensor share_E(int64_t layer, const at::Tensor& own_E) const;
@@ -81,8 +83,10 @@ class Router {
   // Replaces a tensor of state(), on the router's device.
   virtual void set_state(const std::string& name, const at::Tensor& value);
   const at::Device& device() const { return device_; }
-  // `route` with this configuration, for top_k experts or, with 0, for the threshold p.
-  ops::RouteOutput route_by(const RouterInput& input, int64_t top_k, const at::Tensor& threshold) const;
+  // `route` with this configuration, for top_k experts or, with 0, for the threshold p. bias_E: see
+  // ops::route; undefined: none.
+  ops::RouteOutput route_by(const RouterInput& input, int64_t top_k, const at::Tensor& threshold,
+                            const at::Tensor& bias_E = {}, std::string_view bias_on = "logit") const;
   // The same gates and counts for a given choice: bool [T, E].
   ops::RouteOutput route_to(const RouterInput& input, const at::Tensor& routing_map_TE) const;
 
@@ -91,6 +95,7 @@ class Router {
   config::RouterZOn router_z_on_;
   int64_t num_layers_, num_experts_, step_tokens_;
   at::Device device_;
+  at::Tensor no_threshold_;          // f64 []: for top_k experts
   at::Tensor tokens_per_expert_LE_;  // int64: of the last applied step; undefined without global statistics
 };
 

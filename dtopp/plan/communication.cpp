@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "dtopp/distributed/sharding/shard_layout.h"
+#include "dtopp/moe/routers/logit_histogram.h"
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 
 namespace dtopp::plan {
@@ -97,9 +98,11 @@ double count_step_numbers(const config::RunConfig& config, const models::Model& 
     chunks += distributed::ShardLayout(spec.count(), spec.num_experts(), /*index=*/0, {}).num_chunks();
   int64_t count =
       kLosses * (config.training.global_batch_size / config.training.micro_batch_size) + chunks + kFlags;
-  if (layers > 0 && config.routing.method == config::RoutingMethod::kDTopP)
+  if (layers > 0 && config::has_controller(config.routing.method))
     count += (ops::kCumulativeProbBins + (config.model.zero_experts > 0 ? 1 : 0)) *
              (config.routing.scope == config::ThresholdScope::kLayer ? layers : 1);
+  if (layers > 0 && config.routing.method == config::RoutingMethod::kExpertThreshold)
+    count += layers * config.model.num_experts * moe::kLogitBins;
   if (layers > 0)
     count += layers * dims.world_size + kTokenSums + layers * (2 * config.model.num_experts + 1);
   return static_cast<double>(count);

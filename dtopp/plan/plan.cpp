@@ -28,6 +28,14 @@ double mean_active_experts(const config::RunConfig& config) {
   return std::clamp(config::mean_experts(config.routing), config.model.zero_experts > 0 ? 0.0 : 1.0, experts);
 }
 
+// The mean number of experts per token of the step that needs most memory. The logits of a new model are
+// symmetric, so with relu about half of all experts are active at first; a layer may have all.
+double most_active_experts(const config::RunConfig& config) {
+  if (!config.model.is_dense() && config.routing.method == config::RoutingMethod::kRelu)
+    return static_cast<double>(config.model.num_experts);
+  return mean_active_experts(config);
+}
+
 struct Counts {
   uint64_t all = 0;
   uint64_t held = 0;     // by a rank for computing: all but the experts of the other ranks of its EP group
@@ -83,7 +91,7 @@ struct Subject {
   const config::RunConfig& config;
   const models::Model& model;
   Counts counts;
-  double active_experts;
+  double most_active_experts;
   distributed::ParallelDims dims;
   config::Device device;
   Communication communication{};
@@ -116,7 +124,7 @@ uint64_t exchange_buffers(const Subject& subject, uint64_t width) {
   }
   if (subject.dims.ep_size == 1) return bytes;
   const config::ModelConfig& model = subject.config.model;
-  const double rows = subject.communication.rows_per_token *
+  const double rows = expected_ranks(model.num_experts, subject.dims.ep_size, subject.most_active_experts) *
                       static_cast<double>(subject.config.training.micro_batch_size) *
                       static_cast<double>(subject.model.tokens_per_sample);
   const auto row =
@@ -150,7 +158,7 @@ std::vector<models::MemoryPart> plan_memory(const Subject& subject, config::Prec
   const bool bf16 = precision == config::Precision::kBf16;
   const bool cuda = subject.device == config::Device::kCuda;
   const models::StepCosts costs =
-      models::model_costs(subject.config.model, {training.micro_batch_size, subject.active_experts,
+      models::model_costs(subject.config.model, {training.micro_batch_size, subject.most_active_experts,
                                                  bf16 ? kBfloat16 : kFloat, cuda, training.recompute});
   const auto n = static_cast<uint64_t>(subject.dims.world_size);
   const uint64_t masters = (models::checked_product({counts.all, kFloat}) + n - 1) / n;
@@ -220,11 +228,11 @@ Plan make_plan(const config::RunConfig& config, const distributed::ParallelDims&
             " ranks without any; lower training.micro_batch_size or the number of ranks");
   const models::Model model = models::make_model(config);
   Subject subject{
-      config, model, count_parameters(model, config.optimizer, dims.ep_size), mean_active_experts(config),
+      config, model, count_parameters(model, config.optimizer, dims.ep_size), most_active_experts(config),
       dims,   device};
   const Counts& counts = subject.counts;
   Plan plan;
-  plan.active_experts = subject.active_experts;
+  plan.active_experts = mean_active_experts(config);
   plan.parameters = counts.all;
   const double share =
       config.model.is_dense() ? 1.0 : plan.active_experts / static_cast<double>(config.model.num_experts);

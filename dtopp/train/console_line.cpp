@@ -26,7 +26,7 @@ std::string routing_text(const config::RoutingConfig& routing, const StepResult&
   if (result.activations.num_layers() == 0) return "";
   const moe::ActivationSummary summary = result.activations.summary();
   std::string text = format(" | experts %.2f", summary.mean);
-  if (routing.method == config::RoutingMethod::kDTopP) text += format("/%.3g", config::mean_experts(routing));
+  if (config::holds_target(routing.method)) text += format("/%.3g", config::mean_experts(routing));
   if (const auto* p = result.router_values("threshold")) text.append(" | p ").append(threshold_text(*p));
   return text.append(format(" | imbalance %.1f", summary.imbalance));
 }

@@ -48,9 +48,9 @@ void add_routing(const StepResult& result, const config::ModelConfig& model, run
     values.emplace_back("moe/active_ffn", all.mean + static_cast<double>(model.shared_experts));
   values.emplace_back("moe/token_mean_std", result.activations.token_mean_deviation());
   // Otherwise every token has the same number of experts.
-  const bool has_zero = model.zero_experts > 0;
-  if (has_zero || result.router_values("threshold") != nullptr)
-    add_shares(result.activations, has_zero, record);
+  const bool may_be_empty = model.zero_experts > 0 || result.may_select_none;
+  if (may_be_empty || result.router_values("threshold") != nullptr)
+    add_shares(result.activations, may_be_empty, record);
   for (const auto& [name, by_layer] : result.router)
     values.emplace_back("moe/" + name, shared_or_mean(by_layer));
   for (size_t layer = 0; layer < static_cast<size_t>(result.activations.num_layers()); ++layer) {

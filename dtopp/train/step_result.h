@@ -29,7 +29,8 @@ struct StepResult {
   int64_t consecutive_skips = 0;  // of these, the last ones in a row
   // Router::metrics of the step: "threshold", the p used, …; one value per routed layer, or one for all.
   std::vector<std::pair<std::string, std::vector<double>>> router;
-  std::vector<double> scales;  // theta used, per routed layer; empty unless dynamic
+  bool may_select_none = false;  // whether a token may have no expert
+  std::vector<double> scales;    // theta used, per routed layer; empty unless dynamic
   moe::ActivationStatistics activations;
   std::vector<int64_t> max_assignments_L;  // most token-expert pairs in a micro-batch, per routed layer
   bool overflowed = false;                 // this step or one before it exceeded its capacity

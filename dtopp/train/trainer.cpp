@@ -111,6 +111,7 @@ bool Trainer::step(const StopToken& stop) {
   result.sample_position = state_.sample_position;
   result.lr = optim::learning_rate(config_.optimizer, state_.step, config_.training.steps);
   result.data_seconds = sums.data_seconds;
+  result.may_select_none = config::may_select_none(config_.routing.method);
   const at::Tensor squared_norms = store_.squared_norms();
   StepShape shape = step_shape(squared_norms.numel());
   StepNumbers numbers =

@@ -21,8 +21,8 @@ std::optional<models::ValidationResult> Trainer::validate(int64_t tokens, const 
 }
 
 moe::Routing Trainer::solved_routing() const {
-  // Top-p has no target; its p comes from the configuration.
-  if (!router_ || config_.routing.method != config::RoutingMethod::kDTopP) return parallel_routing();
+  // Without a controller, p is part of the configuration.
+  if (!router_ || !config::has_controller(config_.routing.method)) return parallel_routing();
   return models::solve_on_validation(model_, config_, config_.routing.experts, store_.device(), losses_,
                                      data_, parallel_routing());
 }

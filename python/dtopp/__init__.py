@@ -8,20 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dtopp import functional as functional
+    from dtopp.bias_routers import DTopPBias as DTopPBias, TopKBias as TopKBias
     from dtopp.functional import Routing as Routing
     from dtopp.layers import Experts as Experts, Gate as Gate, MoE as MoE, set_loss_scale as set_loss_scale
     from dtopp.router_updater import RouterUpdater as RouterUpdater
     from dtopp.router_updater import ThresholdController as ThresholdController
     from dtopp.routers import DTopP as DTopP, Router as Router, RouterInput as RouterInput
     from dtopp.routers import StepCounts as StepCounts, TopK as TopK, TopP as TopP
+    from dtopp.threshold_routers import ExpertThreshold as ExpertThreshold, Relu as Relu
 
 __version__ = "0.2.0"
 
 _HOMES = {
     "DTopP": "routers",
+    "DTopPBias": "bias_routers",
+    "ExpertThreshold": "threshold_routers",
     "Experts": "layers",
     "Gate": "layers",
     "MoE": "layers",
+    "Relu": "threshold_routers",
     "Router": "routers",
     "RouterInput": "routers",
     "RouterUpdater": "router_updater",
@@ -29,11 +34,12 @@ _HOMES = {
     "StepCounts": "routers",
     "ThresholdController": "router_updater",
     "TopK": "routers",
+    "TopKBias": "bias_routers",
     "TopP": "routers",
     "set_loss_scale": "layers",
 }
-__all__ = ["DTopP", "Experts", "Gate", "MoE", "Router", "RouterInput", "RouterUpdater", "Routing", "StepCounts",
-           "ThresholdController", "TopK", "TopP", "functional", "set_loss_scale"]
+__all__ = ["DTopP", "DTopPBias", "ExpertThreshold", "Experts", "Gate", "MoE", "Relu", "Router", "RouterInput", "RouterUpdater",
+           "Routing", "StepCounts", "ThresholdController", "TopK", "TopKBias", "TopP", "functional", "set_loss_scale"]
 
 
 def __getattr__(name: str) -> Any:

@@ -121,6 +121,9 @@ class Gate(nn.Module):
         if routing.statistics is not None:
             operators.tally_(self.statistics, routing.statistics)
         weighted = [weight * loss for weight, loss in zip(self.loss_weights, losses) if weight != 0]
+        moved = self.router.load_balance_weight()
+        if moved is not None:
+            weighted.append(moved.to(losses[0].device, real) * losses[0])
         if not weighted:
             return routing
         loss = sum(weighted[1:], start=weighted[0]) * self.loss_scale.to(real)

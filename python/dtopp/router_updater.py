@@ -124,7 +124,7 @@ class ThresholdController(RouterUpdater):
             return DTopP(old.num_experts, old.target_experts, old.initial_threshold, old.max_experts,
                          kp=kp, ki=ki, controller=controller)
 
-        layers = [(gate, gate.router) for gate in _gates_of(model) if isinstance(gate.router, DTopP)]
+        layers = [(gate, gate.router) for gate in _gates_of(model) if type(gate.router) is DTopP]
         if scope == "global" and layers:
             for name in ("num_experts", "target_experts", "initial_threshold", "max_experts"):
                 values = sorted({str(getattr(old, name)) for _, old in layers})

@@ -63,6 +63,10 @@ class Router(nn.Module):
     def update(self, counts: StepCounts) -> None:
         pass
 
+    def load_balance_weight(self) -> Tensor | None:
+        """A weight of the load-balance loss that the router moves, added to the layer's own."""
+        return None
+
     def metrics(self) -> dict[str, Tensor]:
         return {}
 
@@ -185,6 +189,13 @@ class DTopP(TopP):
         error_sum = (self.error_sum + error * (self.steps > 0)).clamp(-unit * _MOST_OWED, unit * _MOST_OWED)
         now = (error_sum * _MADE_UP_FOR).clamp(-unit * _MOST_MADE_UP_FOR, unit * _MOST_MADE_UP_FOR)
         return curve.threshold((self.target_experts + now * self.num_experts)[None])[0], error_sum
+
+
+def expect_gate(router: Router, input: RouterInput, renormalize: bool) -> None:
+    """Raises ValueError unless the layer's normalization is none and renormalize has this value."""
+    if input.normalization != "none" or input.renormalize != renormalize:
+        raise ValueError(f"{type(router).__name__}: expected a layer with normalization none and renormalize {renormalize}, "
+                         f"got {input.normalization} and {input.renormalize}")
 
 
 def _number(value: float) -> Tensor:

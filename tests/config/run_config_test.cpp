@@ -189,11 +189,35 @@ TEST_F(RunConfigTest, mistyped_keys_are_answered_with_the_nearest) {
   EXPECT_EQ(error({"training.learning_rate=1"}).find("argument 'training.learning_rate=1': unknown key"), 0U);
   EXPECT_EQ(error({"routing.method=topk"}),
             "argument 'routing.method=topk': routing.method: expected one of top_k, top_k_bias, top_p, "
-            "dtop_p, hash, got 'topk'");
+            "dtop_p, dtop_p_bias, relu, expert_threshold, hash, got 'topk'");
 }
 
 TEST_F(RunConfigTest, dense_models_ignore_routing) {
   EXPECT_EQ(error({"model.num_experts=1", "routing.experts=99", "routing.threshold=7"}), "no error");
+}
+
+TEST_F(RunConfigTest, methods_with_their_own_gates_refuse_what_they_do_not_use) {
+  EXPECT_EQ(error({"routing.method=top_k_bias"}),
+            "run.yaml: routing.normalization: must be none for top_k_bias");
+  const std::vector<std::string> relu = {"routing.method=relu", "routing.normalization=none",
+                                         "routing.renormalize=false", "loss.load_balance=0"};
+  const auto with = [&](const std::string& override) {
+    std::vector<std::string> overrides = relu;
+    overrides.push_back(override);
+    return error(overrides);
+  };
+  EXPECT_EQ(error(relu), "no error");
+  EXPECT_THAT(with("routing.renormalize=true"),
+              testing::HasSubstr("routing.renormalize: must be false for relu"));
+  EXPECT_THAT(with("routing.max_experts=9"), testing::HasSubstr("routing.max_experts: must be 0 for relu"));
+  EXPECT_THAT(with("loss.load_balance=0.1"), testing::HasSubstr("loss.load_balance: must be 0 for relu"));
+  EXPECT_THAT(with("routing.experts=[1, 2]"), testing::HasSubstr("a list needs routing.method: dtop_p"));
+  EXPECT_THAT(with("routing.lambda_0=0"), testing::HasSubstr("routing.lambda_0: must be positive"));
+  EXPECT_THAT(with("routing.lambda_factor=1"), testing::HasSubstr("routing.lambda_factor: must be above 1"));
+  EXPECT_EQ(with("routing.experts=2.5"), "no error");
+  EXPECT_THAT(error({"routing.method=expert_threshold", "routing.normalization=none",
+                     "routing.renormalize=false", "routing.cut_decay=1"}),
+              testing::HasSubstr("routing.cut_decay: must lie in [0, 1), is 1"));
 }
 
 TEST_F(RunConfigTest, settings_of_other_methods_are_not_judged) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/moe/routers/make_router.h"
 #include "tests/base/scratch_directory.h"
 #include "tests/eval/tiny_model.h"
 
@@ -39,13 +40,39 @@ TEST(ExpertBudget, a_threshold_a_layer_meets_it_in_each) {
   for (const double mean : experts_of_layers(model, tokens_BL, solved)) EXPECT_NEAR(mean, 5, 0.01);
 }
 
+TEST(ExpertBudget, biases_stay_while_the_threshold_is_solved) {
+  for (const config::ThresholdScope scope :
+       {config::ThresholdScope::kGlobal, config::ThresholdScope::kLayer}) {
+    config::RunConfig config = eval::tiny_config(scope);
+    config.routing.method = config::RoutingMethod::kDTopPBias;
+    InferenceModel model = eval::tiny_model(config);
+    model.routing.router = moe::make_router(config, at::kCPU);
+    ops::NamedTensors state = model.routing.router->state();
+    for (auto& [name, value] : state)
+      if (name == "bias_LE") value = at::randn(value.sizes(), at::kDouble);
+    model.routing.router->load_state(state);
+    const at::Tensor tokens_BL = at::randint(0, 64, {20, 50}, at::kLong);
+    const moe::Routing solved = solve_thresholds(model, tokens_BL, 5);
+    const auto means = experts_of_layers(model, tokens_BL, solved);
+    EXPECT_NEAR((means[0] + means[1] + means[2]) / 3, 5, 0.01);
+    // With the biases of a trained router at the same p, the same experts are selected.
+    for (auto& [name, value] : state)
+      if (name == "threshold_C") value = at::tensor(solved.router->metric("threshold"), at::kDouble);
+    model.routing.router->load_state(state);
+    EXPECT_EQ(means, experts_of_layers(model, tokens_BL, model.routing));
+  }
+}
+
 TEST(ExpertBudget, what_cannot_be_met_is_refused) {
   InferenceModel model = tiny(config::ThresholdScope::kGlobal);
   const at::Tensor tokens_BL = at::randint(0, 64, {2, 5}, at::kLong);
   for (const double target : {0.5, 17.0, std::nan("")})
     EXPECT_THROW(solve_thresholds(model, tokens_BL, target), UsageError);
-  model.config.routing.method = config::RoutingMethod::kTopK;
-  EXPECT_THROW(solve_thresholds(model, tokens_BL, 4), UsageError);
+  using enum config::RoutingMethod;
+  for (const config::RoutingMethod method : {kTopK, kTopKBias, kRelu, kExpertThreshold}) {
+    model.config.routing.method = method;
+    EXPECT_THROW(solve_thresholds(model, tokens_BL, 4), UsageError);
+  }
 }
 
 TEST(SolvingWindows, are_the_beginning_of_a_text_in_whole_windows) {

@@ -29,7 +29,8 @@ inline std::vector<Call> fitting_calls() {
   const at::Tensor one = at::ones({}), half = at::full({}, 0.5, at::kDouble);
   const at::Tensor gain = at::ones({D}), angle = at::randn({T, K});
   const c10::List<bool> all({true, true, true, true});
-  return {{"route", {at::randn({T, E}), one, half, "dynamic", 0, 0, true}},
+  return {{"route", {at::randn({T, E}), one, half, "dynamic", 0, 0, true, c10::IValue(), "logit"}},
+          {"route", {at::randn({T, E}), one, half, "none", 2, 0, true, at::randn({E}), "score"}},
           {"route_backward",
            {at::randn({T, E}), one, gates, at::randn({T, E}), at::randn({E}), one, one, "dynamic", true}},
           {"cumulative_prob_histogram", {at::randn({T, E}), one, "dynamic", 0, 1, 0}},

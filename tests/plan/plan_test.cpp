@@ -117,6 +117,17 @@ TEST(Plan, takes_active_experts_from_what_the_method_holds) {
   EXPECT_EQ(make_plan(config).active_parameters, make_plan(config).parameters);
 }
 
+TEST(Plan, relu_needs_the_memory_of_all_experts) {
+  config::RunConfig relu = tiny(), all = tiny();
+  relu.routing.method = config::RoutingMethod::kRelu;
+  relu.routing.experts = {2};
+  all.routing.method = config::RoutingMethod::kTopK;
+  all.routing.experts = {static_cast<double>(all.model.num_experts)};
+  EXPECT_EQ(make_plan(relu).memory_bytes("activations"), make_plan(all).memory_bytes("activations"));
+  all.routing.experts = {2};
+  EXPECT_EQ(make_plan(relu).flops_per_token, make_plan(all).flops_per_token);
+}
+
 TEST(Plan, more_ranks_than_micro_batches_are_refused) {
   EXPECT_NO_THROW(make_plan(tiny(), {.world_size = 4}));
   EXPECT_THROW(make_plan(tiny(), {.world_size = 5}), UsageError);

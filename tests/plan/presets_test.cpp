@@ -35,7 +35,9 @@ const Row kMoeRows[] = {
     {"moe-2.4b-13.6b-64e8a", 32, 32, 2048, 1024, 64, 8},
 };
 
-constexpr const char* kMethods[] = {"dense", "top_k", "top_k_bias", "top_p", "dtop_p", "dtop_p_layerwise"};
+constexpr const char* kMethods[] = {"dense",       "top_k",  "top_k_bias",
+                                    "top_p",       "dtop_p", "dtop_p_layerwise",
+                                    "dtop_p_bias", "relu",   "expert_threshold"};
 
 config::RunConfig load(const std::string& name, const std::string& method) {
   return config::load_run_config(kConfigs / (name + ".yaml"), {"method=" + method});
@@ -194,7 +196,9 @@ int64_t diffusion_parameters_by_hand(const config::ModelConfig& model, bool dyna
 
 TEST(Presets, diffusion_transformers_follow_the_paper_under_every_method) {
   for (const char* method : kMethods) {
-    const bool dense = std::string(method) == "dense", is_biased = std::string(method) == "top_k_bias";
+    const bool dense = std::string(method) == "dense";
+    const bool has_balance_loss =
+        std::set<std::string>{"top_k", "top_p", "dtop_p", "dtop_p_layerwise"}.contains(method);
     const config::RunConfig config = load("dit-moe-0.9b-3.4b-64e8a", method);
     EXPECT_EQ(config.model.type, config::ModelType::kDiffusionTransformer);
     EXPECT_EQ(config.model.num_layers, 28);
@@ -203,7 +207,7 @@ TEST(Presets, diffusion_transformers_follow_the_paper_under_every_method) {
     EXPECT_EQ(config.optimizer.lr, 1e-4);
     EXPECT_EQ(config.optimizer.weight_decay, 1e-2);
     EXPECT_EQ(config.loss.router_z, 0.0);
-    EXPECT_EQ(config.loss.load_balance, dense || is_biased ? 0.0 : 1e-6);
+    EXPECT_EQ(config.loss.load_balance, has_balance_loss ? 1e-6 : 0.0);
     const bool has_dynamic_loss = !dense && config::has_threshold(config.routing.method);
     EXPECT_EQ(config.loss.dynamic, has_dynamic_loss ? 1e-5 : 0.0);
     EXPECT_TRUE(!has_dynamic_loss || config.routing.threshold == 0.4);

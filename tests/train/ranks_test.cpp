@@ -75,6 +75,11 @@ class RanksByMethodSlow : public Ranks, public testing::WithParamInterface<const
     const std::string method = GetParam();
     for (const auto& [value, name] : config::enum_names(config::RoutingMethod()))
       if (method == name) config_.routing.method = value;
+    if (method == "top_k_bias" || config::may_select_none(config_.routing.method)) {
+      config_.routing.normalization = config::Normalization::kNone;
+      config_.routing.renormalize = method == "top_k_bias";
+      config_.loss.load_balance = 0;
+    }
     if (method == "layer") config_.routing.scope = config::ThresholdScope::kLayer;
     if (method == "layer") config_.routing.controller = config::Controller::kSolve;
     if (method == "dense") config_.model.num_experts = 1;
@@ -160,8 +165,9 @@ TEST_F(Ranks, a_run_in_bf16_has_them_in_blocks_of_one_size) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Methods, RanksByMethodSlow,
-                         testing::Values("dtop_p", "layer", "top_p", "top_k", "top_k_bias", "hash", "shared",
-                                         "zero", "zero_bias", "dense", "global_statistics"));
+                         testing::Values("dtop_p", "layer", "top_p", "top_k", "top_k_bias", "dtop_p_bias",
+                                         "relu", "expert_threshold", "hash", "shared", "zero", "zero_bias",
+                                         "dense", "global_statistics"));
 
 }  // namespace
 }  // namespace dtopp::train

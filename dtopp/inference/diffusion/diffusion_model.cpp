@@ -46,7 +46,7 @@ std::vector<double> targets_of(const config::RunConfig& config, ParameterKind ki
     return {wanted};
   }
   const bool moved = kind == ParameterKind::kEma && !config.model.is_dense() &&
-                     config.routing.method == config::RoutingMethod::kDTopP;
+                     config::has_controller(config.routing.method);
   return moved ? config.routing.experts : std::vector<double>();
 }
 

@@ -1,14 +1,19 @@
 // DTop-p: Top-p whose threshold p a controller moves after each step, so that tokens activate T experts.
 //
+// dtop_p_bias: P and p determine the number n of experts of a token, as in DTop-p. A bias b per expert
+// determines which: the n experts with the largest s + b (moe/expert_bias.h). n does not depend on b, so the
+// bias and the controller do not act on each other within a step.
+//
 // Zero experts (model.zero_experts) join a token's set like the others. The controller counts the others
 // only.
 //
 // Source:        paper, Eqs. 4-6, 8 and 9
 #include <memory>
+#include <optional>
 
 #include "dtopp/base/enum_name.h"
 #include "dtopp/moe/cumulative_prob_sampling.h"
-#include "dtopp/moe/router.h"
+#include "dtopp/moe/expert_bias.h"
 #include "dtopp/moe/threshold_controller.h"
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/cumulative_prob_histogram.h"
@@ -18,16 +23,18 @@ namespace {
 
 class DTopPRouter final : public Router {
  public:
-  DTopPRouter(const config::RunConfig& config, const at::Device& device)
+  DTopPRouter(const config::RunConfig& config, const at::Device& device, std::optional<ExpertBias> bias)
       : Router(config, device),
         controller_(config.routing, config.model.num_experts, config.model.num_layers, device),
         zero_experts_(config.model.zero_experts),
         stride_(cumulative_prob_stride(config.model.router_columns(), config.model.tokens_per_sample(),
                                        config.training.global_batch_size * config.model.tokens_per_sample())),
-        used_threshold_C_(controller_.thresholds()) {}
+        used_threshold_C_(controller_.thresholds()),
+        bias_(std::move(bias)) {}
 
   ops::RouteOutput select(const RouterInput& input) override {
-    ops::RouteOutput output = route_by(input, /*top_k=*/0, controller_.threshold(input.layer));
+    ops::RouteOutput output = route_by(input, /*top_k=*/0, controller_.threshold(input.layer),
+                                       bias_ ? bias_->of_layer(input.layer) : at::Tensor());
     if (!input.training) return output;
     output.statistics = ops::cumulative_prob_histogram(input.logits_TE.detach(), input.scale.detach(),
                                                        enum_name(config().normalization),
@@ -46,6 +53,7 @@ class DTopPRouter final : public Router {
   void update(const StepCounts& counts, const at::Tensor& applied) override {
     Router::update(counts, applied);
     used_threshold_C_ = controller_.thresholds();
+    if (bias_) bias_->update(counts.tokens_per_expert_LE, applied);
     const at::Tensor taken_L = counts.tokens_per_expert_LE.sum(1);
     if (zero_experts_ == 0)
       return controller_.update({taken_L, counts.tokens, counts.statistics, stride_}, applied);
@@ -58,17 +66,20 @@ class DTopPRouter final : public Router {
   ops::NamedTensors state() const override {
     ops::NamedTensors state = Router::state();
     for (auto& tensor : controller_.state()) state.push_back(std::move(tensor));
+    if (bias_) state.push_back(bias_->state()[0]);
     return state;
   }
   ops::NamedTensors metrics() const override {
     ops::NamedTensors metrics = {{"threshold", used_threshold_C_},
                                  {"threshold_solved", controller_.solved()}};
     if (zero_share_C_.defined()) metrics.emplace_back("zero_share", zero_share_C_);
+    if (bias_) metrics.push_back(bias_->metrics()[0]);
     return metrics;
   }
 
  protected:
   void set_state(const std::string& name, const at::Tensor& value) override {
+    if (bias_ && bias_->set_state(name, value)) return;
     if (!controller_.set_state(name, value)) Router::set_state(name, value);
     used_threshold_C_ = controller_.thresholds();
   }
@@ -79,12 +90,17 @@ class DTopPRouter final : public Router {
   int64_t stride_;               // of the tokens whose cumulative probabilities are counted
   at::Tensor used_threshold_C_;  // by the last step, or else by the next
   at::Tensor zero_share_C_;      // zero experts / all that tokens took in the last step; undefined without
+  std::optional<ExpertBias> bias_;
 };
 
 }  // namespace
 
 std::unique_ptr<Router> make_dtop_p_router(const config::RunConfig& config, const at::Device& device) {
-  return std::make_unique<DTopPRouter>(config, device);
+  return std::make_unique<DTopPRouter>(config, device, std::nullopt);
+}
+
+std::unique_ptr<Router> make_dtop_p_bias_router(const config::RunConfig& config, const at::Device& device) {
+  return std::make_unique<DTopPRouter>(config, device, ExpertBias(config, device));
 }
 
 }  // namespace dtopp::moe

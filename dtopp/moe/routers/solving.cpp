@@ -36,7 +36,8 @@ ops::RouteOutput SolvingRouter::select(const RouterInput& input) {
   const double target = targets_.size() == 1 ? targets_[0] : targets_.at(layer);
   const auto tokens = static_cast<double>(input.logits_TE.size(0));
   const auto route_at = [&](double p) {
-    return route_by(input, /*top_k=*/0, at::full({}, p, at::device(device()).dtype(at::kDouble)));
+    return route_by(input, /*top_k=*/0, at::full({}, p, at::device(device()).dtype(at::kDouble)),
+                    bias_LE_.defined() ? bias_LE_[input.layer] : bias_LE_);
   };
   const double p = broadcast_number(ranks_, bisect_threshold(target, [&](double candidate) {
                                       const at::Tensor counts_E =

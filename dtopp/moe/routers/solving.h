@@ -24,9 +24,10 @@ double broadcast_number(distributed::Collectives* ranks, double here);
 class SolvingRouter final : public Router {
  public:
   // targets: numbers of experts, one for all layers or one per layer. With `ranks`, select() is collective.
+  // bias_LE: ExpertBias::centred_LE; undefined: none.
   SolvingRouter(const config::RunConfig& config, std::vector<double> targets, const at::Device& device,
-                distributed::Collectives* ranks)
-      : Router(config, device), targets_(std::move(targets)), ranks_(ranks) {}
+                distributed::Collectives* ranks, at::Tensor bias_LE = {})
+      : Router(config, device), targets_(std::move(targets)), ranks_(ranks), bias_LE_(std::move(bias_LE)) {}
 
   ops::RouteOutput select(const RouterInput& input) override;
   // p of each layer, in order, after one forward pass. f64 [L].
@@ -35,6 +36,7 @@ class SolvingRouter final : public Router {
  private:
   std::vector<double> targets_, thresholds_;
   distributed::Collectives* ranks_;
+  at::Tensor bias_LE_;
 };
 
 }  // namespace dtopp::moe

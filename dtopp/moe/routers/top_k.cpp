@@ -8,15 +8,11 @@ namespace {
 
 class TopKRouter final : public Router {
  public:
-  TopKRouter(const config::RunConfig& config, const at::Device& device)
-      : Router(config, device), unused_threshold_(at::zeros({}, at::device(device).dtype(at::kDouble))) {}
+  using Router::Router;
 
   ops::RouteOutput select(const RouterInput& input) override {
-    return route_by(input, config::top_k_of(config()), unused_threshold_);
+    return route_by(input, config::top_k_of(config()), /*threshold=*/{});
   }
-
- private:
-  at::Tensor unused_threshold_;
 };
 
 }  // namespace

@@ -23,6 +23,8 @@ constexpr int64_t kVectorBytes = 16;  // the widest load
 template <typename Real>
 constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 template <typename Real>
+constexpr Real kLowest = std::numeric_limits<Real>::lowest();
+template <typename Real>
 constexpr Real kNotANumber = std::numeric_limits<Real>::quiet_NaN();
 
 inline int64_t ceil_divide(int64_t count, int64_t by) { return (count + by - 1) / by; }

@@ -18,8 +18,8 @@ using GradientPair = std::tuple<at::Tensor, at::Tensor>;
 
 RouteTuple route_meta(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
                       c10::string_view normalization, int64_t top_k, int64_t max_experts,
-                      bool /*renormalize*/) {
-  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts);
+                      bool /*renormalize*/, const OptionalTensor& bias_E, c10::string_view bias_on) {
+  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, bias_E, bias_on);
   const auto real = logits_TE.options().dtype(accumulator_type(logits_TE));
   const auto integer = real.dtype(at::kLong);
   const c10::SymInt experts = logits_TE.sym_size(1);
@@ -48,11 +48,12 @@ OptionalTensor defined_or_none(const at::Tensor& grad) {
 struct RouteFunction : torch::autograd::Function<RouteFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& logits_TE, const at::Tensor& scale,
                                const at::Tensor& threshold, const std::string& normalization, int64_t top_k,
-                               int64_t max_experts, bool renormalize) {
+                               int64_t max_experts, bool renormalize, const OptionalTensor& bias_E,
+                               const std::string& bias_on) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     auto [gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z] =
         call_op<"dtopp::route", decltype(route_meta)>(logits_TE, scale, threshold, normalization, top_k,
-                                                      max_experts, renormalize);
+                                                      max_experts, renormalize, bias_E, bias_on);
     context->save_for_backward({logits_TE, scale, gates_TE});
     context->saved_data["normalization"] = normalization;
     context->saved_data["renormalize"] = renormalize;
@@ -67,16 +68,16 @@ struct RouteFunction : torch::autograd::Function<RouteFunction> {
         saved[0], saved[1], saved[2], defined_or_none(grads[0]), defined_or_none(grads[3]),
         defined_or_none(grads[4]), defined_or_none(grads[5]),
         context->saved_data["normalization"].toStringRef(), context->saved_data["renormalize"].toBool());
-    return {grad_logits_TE, grad_scale, {}, {}, {}, {}, {}};
+    return {grad_logits_TE, grad_scale, {}, {}, {}, {}, {}, {}, {}};
   }
 };
 
 RouteTuple route_autograd(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
                           c10::string_view normalization, int64_t top_k, int64_t max_experts,
-                          bool renormalize) {
-  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts);
+                          bool renormalize, const OptionalTensor& bias_E, c10::string_view bias_on) {
+  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, bias_E, bias_on);
   auto out = RouteFunction::apply(logits_TE, scale, threshold, std::string(normalization), top_k, max_experts,
-                                  renormalize);
+                                  renormalize, bias_E, std::string(bias_on));
   return {out[0], out[1], out[2], out[3], out[4], out[5]};
 }
 
@@ -102,7 +103,8 @@ void check_router_logits(const char* op, const at::Tensor& logits_TE, const at::
 }
 
 void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
-                 c10::string_view normalization, int64_t top_k, int64_t max_experts) {
+                 c10::string_view normalization, int64_t top_k, int64_t max_experts,
+                 const OptionalTensor& bias_E, c10::string_view bias_on) {
   check_router_logits("route", logits_TE, scale, normalization);
   const c10::SymInt experts = logits_TE.sym_size(1);
   TORCH_CHECK(threshold.scalar_type() == at::kDouble, "route: expected a threshold of dtype float64, got ",
@@ -113,6 +115,20 @@ void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at:
   TORCH_CHECK(top_k >= 0 && top_k <= experts, "route: expected top_k from 0 to the number of experts ",
               experts, ", got ", top_k);
   TORCH_CHECK(max_experts >= 0, "route: expected max_experts of at least 0, got ", max_experts);
+  if (bias_E)
+    check_tensor("route", "bias", *bias_E, {accumulator_type(logits_TE), logits_TE.device()}, {experts});
+  TORCH_CHECK(bias_on == "logit" || bias_on == "score", "route: expected bias_on logit or score, got '",
+              bias_on, "'");
+}
+
+BiasOn bias_on_of(const OptionalTensor& bias_E, c10::string_view bias_on) {
+  if (!bias_E) return BiasOn::kNothing;
+  return bias_on == "logit" ? BiasOn::kLogit : BiasOn::kScore;
+}
+
+at::Tensor kernel_bias(const OptionalTensor& bias_E, c10::string_view bias_on) {
+  if (!bias_E) return {};
+  return bias_on == "logit" ? bias_E->exp() : bias_E->contiguous();
 }
 
 void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& gates_TE,
@@ -130,10 +146,11 @@ void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, 
 }
 
 RouteOutput route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
-                  std::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize) {
+                  std::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
+                  const OptionalTensor& bias_E, std::string_view bias_on) {
   auto [gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z] =
       call_op<"dtopp::route", decltype(route_meta)>(logits_TE, scale, threshold, normalization, top_k,
-                                                    max_experts, renormalize);
+                                                    max_experts, renormalize, bias_E, bias_on);
   return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z};
 }
 
@@ -141,7 +158,8 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def(
       "route(Tensor logits_TE, Tensor scale, Tensor threshold, *, str normalization=\"dynamic\", int "
       "top_k=0, "
-      "int max_experts=0, bool renormalize=True) -> (Tensor gates_TE, Tensor tokens_per_expert_E, "
+      "int max_experts=0, bool renormalize=True, Tensor? bias_E=None, str bias_on=\"logit\") -> "
+      "(Tensor gates_TE, Tensor tokens_per_expert_E, "
       "Tensor active_histogram, Tensor mean_prob_E, Tensor entropy, Tensor router_z)");
   m.def(
       "route_backward(Tensor logits_TE, Tensor scale, Tensor gates_TE, Tensor? grad_gates_TE, "

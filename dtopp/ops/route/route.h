@@ -13,10 +13,14 @@
 // to the threshold; the likeliest always joins. max_experts > 0 limits the size of S. The gradient treats S
 // as constant.
 //
+// With a bias b per expert, S keeps its size but holds the experts with the largest s + b (bias_on: logit, as
+// P exp(b), so b = 0 changes no bit) or exp(s) + b (bias_on: score). The gates do not contain b.
+//
 // Source:        paper, Eqs. 2–4 and 7
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "dtopp/ops/core/torch.h"
@@ -41,11 +45,12 @@ struct RouteOutput {
 // experts by index, with NaN gates.
 //
 // Shapes:        logits_TE f32|bf16|f64 [T, E]; scale f32 [], theta, used if dynamic; threshold f64 [], used
-//                if top_k is 0
+//                if top_k is 0; bias_E f32 (f64) [E]
 // Throws:        c10::Error "route: …" if shapes, types, devices or values do not fit, or if E exceeds 2,048
 //                on a CUDA device (cuda_limits.h). A CPU also rejects a NaN threshold; a CUDA device then
 //                selects one expert.
 RouteOutput route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
-                  std::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize);
+                  std::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
+                  const std::optional<at::Tensor>& bias_E = std::nullopt, std::string_view bias_on = "logit");
 
 }  // namespace dtopp::ops

@@ -20,6 +20,28 @@ template <typename Real>
   return first;
 }
 
+// Replaces a selection by equally many experts with the largest biased score. Returns the sum of their
+// probabilities. `bias` is that of kernel_bias().
+template <typename Real>
+[[gnu::always_inline]] inline double select_biased(const TokenBuffers<Real>& buffers, int64_t experts,
+                                                   const RouteRule& rule, const Real* bias, int64_t count,
+                                                   Real* left, int32_t* chosen) {
+  constexpr Real kLowest = std::numeric_limits<Real>::lowest();
+  const Real *p = buffers.p.data(), *s = buffers.s.data();
+#pragma omp simd
+  for (int64_t e = 0; e < experts; ++e) {
+    const Real score = rule.bias_on == BiasOn::kLogit ? p[e] * bias[e] : fast_exp(s[e]) + bias[e];
+    left[e] = score > kLowest ? score : kLowest;  // NaN has no order
+  }
+  double sum = 0;
+  for (int64_t n = 0; n < count; ++n) {
+    chosen[n] = likeliest(left, static_cast<int32_t>(experts));
+    left[chosen[n]] = -std::numeric_limits<Real>::infinity();
+    sum += p[chosen[n]];
+  }
+  return sum;
+}
+
 // Writes the selected experts to `chosen`, the likeliest first, and returns their number. `sum` is their
 // probability, added up in double in this order; the threshold is compared with the same sum. `left` is
 // scratch memory.
@@ -33,6 +55,8 @@ template <typename Real>
     *sum = std::numeric_limits<double>::quiet_NaN();
     return count;
   }
+  *sum = 0;
+  if (!rule.by_threshold && rule.bias_on != BiasOn::kNothing) return rule.most;  // select_biased() selects
   std::copy(p, p + experts, left);
   int64_t count = 0;
   double before = 0;
@@ -64,7 +88,8 @@ struct ChunkSums {
 template <typename Real>
 [[gnu::always_inline]] inline void route_chunk(const Real* logits, int64_t tokens, int64_t experts,
                                                const RouteRule& rule, double threshold, Real theta,
-                                               Real* gates, TokenBuffers<Real>& buffers, ChunkSums& sums) {
+                                               const Real* bias, Real* gates, TokenBuffers<Real>& buffers,
+                                               ChunkSums& sums) {
   for (int64_t t = 0; t < tokens; ++t) {
     const Real* z = logits + t * experts;
     Real* gates_E = gates + t * experts;
@@ -74,6 +99,9 @@ template <typename Real>
     double chosen_sum = 0;
     const int64_t count = select_experts(p, experts, state.finite(), rule, threshold, buffers.work.data(),
                                          buffers.chosen.data(), &chosen_sum);
+    if (bias != nullptr && state.finite())
+      chosen_sum =
+          select_biased(buffers, experts, rule, bias, count, buffers.work.data(), buffers.chosen.data());
     const double divisor = rule.renormalize ? chosen_sum : 1;
     std::fill(gates_E, gates_E + experts, Real(0));
     for (int64_t n = 0; n < count; ++n) {
@@ -93,10 +121,11 @@ template <typename Real>
 
 template <typename Real>
 std::vector<ChunkSums> route_chunks(const at::Tensor& logits_TE, Real theta, const RouteRule& rule,
-                                    double threshold, at::Tensor& gates_TE) {
+                                    double threshold, const at::Tensor& bias_E, at::Tensor& gates_TE) {
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   const int64_t chunks = (tokens + kTokensPerChunk - 1) / kTokensPerChunk;
   const Real* logits = logits_TE.const_data_ptr<Real>();
+  const Real* bias = bias_E.defined() ? bias_E.const_data_ptr<Real>() : nullptr;
   Real* gates = gates_TE.mutable_data_ptr<Real>();
   std::vector<ChunkSums> sums(chunks);
   at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
@@ -108,8 +137,8 @@ std::vector<ChunkSums> route_chunks(const at::Tensor& logits_TE, Real theta, con
       const int64_t first = c * kTokensPerChunk;
       const int64_t count = std::min(kTokensPerChunk, tokens - first);
       run_widest([&] {
-        route_chunk(logits + first * experts, count, experts, rule, threshold, theta, gates + first * experts,
-                    buffers, sums[c]);
+        route_chunk(logits + first * experts, count, experts, rule, threshold, theta, bias,
+                    gates + first * experts, buffers, sums[c]);
       });
     }
   });
@@ -118,12 +147,14 @@ std::vector<ChunkSums> route_chunks(const at::Tensor& logits_TE, Real theta, con
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route_cpu(
     const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
-    c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize) {
-  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts);
+    c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
+    const std::optional<at::Tensor>& bias_E, c10::string_view bias_on) {
+  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, bias_E, bias_on);
   const double p = threshold.item<double>();
   TORCH_CHECK(top_k > 0 || !std::isnan(p), "route: expected a threshold between 0 and 1, got ", p);
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
-  const RouteRule rule = route_rule(normalization, experts, top_k, max_experts, renormalize);
+  RouteRule rule = route_rule(normalization, experts, top_k, max_experts, renormalize);
+  rule.bias_on = bias_on_of(bias_E, bias_on);
   const auto dtype = accumulator_type(logits_TE);
   const auto real = logits_TE.options().dtype(dtype);
   at::Tensor gates_TE = at::empty({tokens, experts}, real);
@@ -134,7 +165,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
   std::vector<ChunkSums> chunks;
   AT_DISPATCH_FLOATING_TYPES(dtype, "route", [&] {
     const auto theta = rule.learn_scale ? scale.item<scalar_t>() : scalar_t(1);
-    chunks = route_chunks<scalar_t>(z_TE, theta, rule, p, gates_TE);
+    chunks = route_chunks<scalar_t>(z_TE, theta, rule, p, kernel_bias(bias_E, bias_on), gates_TE);
   });
   double entropy = 0, router_z = 0;
   for (const ChunkSums& chunk : chunks) {

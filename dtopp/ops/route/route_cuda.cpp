@@ -11,14 +11,18 @@ using OptionalTensor = std::optional<at::Tensor>;
 // A NaN threshold is not an error here, because the host reads no values. It selects one expert.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route_cuda(
     const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
-    c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize) {
-  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts);
+    c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
+    const OptionalTensor& bias_E, c10::string_view bias_on) {
+  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, bias_E, bias_on);
   const c10::DeviceGuard guard(logits_TE.device());
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   cuda::check_number_of_experts("route", experts);
   const auto dtype = accumulator_type(logits_TE);
   const auto real = logits_TE.options().dtype(dtype);
   const at::Tensor logits = logits_TE.contiguous(), theta = scale.to(dtype);
+  const at::Tensor bias = kernel_bias(bias_E, bias_on);
+  RouteRule rule = route_rule(normalization, experts, top_k, max_experts, renormalize);
+  rule.bias_on = bias_on_of(bias_E, bias_on);
   at::Tensor gates_TE = at::empty({tokens, experts}, real);
   at::Tensor counts_E = at::zeros({experts}, real.dtype(at::kLong));
   at::Tensor histogram = at::zeros({experts + 1}, real.dtype(at::kLong));
@@ -30,9 +34,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
     using Real = cuda::Accumulator<Scalar>;
     cuda::route_forward<Scalar>(
         {cuda::read<Scalar>(logits), cuda::read<Real>(theta), cuda::read<double>(threshold), tokens, experts,
-         route_rule(normalization, experts, top_k, max_experts, renormalize), cuda::write<Real>(gates_TE),
-         cuda::write<int64_t>(counts_E), cuda::write<int64_t>(histogram), cuda::write<double>(sums),
-         cuda::write<Real>(mean_prob_E), cuda::write<Real>(entropy), cuda::write<Real>(router_z)},
+         rule, cuda::read_if<Real>(bias), cuda::write<Real>(gates_TE), cuda::write<int64_t>(counts_E),
+         cuda::write<int64_t>(histogram), cuda::write<double>(sums), cuda::write<Real>(mean_prob_E),
+         cuda::write<Real>(entropy), cuda::write<Real>(router_z)},
         cuda::current_stream(logits));
   });
   return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z};

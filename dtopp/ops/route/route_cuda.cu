@@ -11,13 +11,14 @@
 namespace dtopp::ops::cuda {
 namespace {
 
-constexpr int kTaken = -1;   // replaces the probability of a selected expert
-constexpr int kAbsent = -2;  // replaces the probability beyond the last expert
+// Replaces the score of a selected expert, and stands beyond the last expert.
+template <typename Real>
+constexpr Real kTaken = -kInfinity<Real>;
 
 // Returns the expert with the largest number in `left`, the lowest index if several are equal.
 template <typename Real, int kPerLane>
 __device__ int likeliest(const Real (&left)[kPerLane]) {
-  Real value = kAbsent;
+  Real value = kTaken<Real>;
   int expert = 0;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
@@ -46,11 +47,12 @@ __device__ int select_experts(const RouteToken<Real, kPerLane>& token, int exper
   const bool finite = token.finite();
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    left[i] = expert_of(i) < experts ? token.p[i] : Real(kAbsent);
-    if (!finite && expert_of(i) < first) left[i] = kTaken;
+    left[i] = expert_of(i) < experts ? token.p[i] : kTaken<Real>;
+    if (!finite && expert_of(i) < first) left[i] = kTaken<Real>;
   }
   *sum = finite ? 0 : kNotANumber<double>;
   if (!finite) return first;
+  if (!rule.by_threshold && rule.bias_on != BiasOn::kNothing) return rule.most;  // select_biased() selects
   int count = 0;
   while (count < rule.most && (!rule.by_threshold || count == 0 || *sum < threshold)) {
     const int next = likeliest(left);
@@ -59,12 +61,40 @@ __device__ int select_experts(const RouteToken<Real, kPerLane>& token, int exper
     for (int i = 0; i < kPerLane; ++i) {
       if (expert_of(i) != next) continue;
       probability = left[i];
-      left[i] = kTaken;
+      left[i] = kTaken<Real>;
     }
     *sum += __shfl_sync(kAllLanes, probability, next % kWarp);
     ++count;
   }
   return count;
+}
+
+// Replaces a selection by equally many experts with the largest biased score. Marks them in `left` and
+// returns the sum of their probabilities.
+template <typename Real, int kPerLane>
+__device__ double select_biased(const RouteToken<Real, kPerLane>& token, int experts, const RouteRule& rule,
+                                const Real* bias_E, int count, Real (&left)[kPerLane]) {
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    left[i] = kTaken<Real>;
+    if (expert_of(i) >= experts) continue;
+    const Real bias = bias_E[expert_of(i)];
+    const Real score = rule.bias_on == BiasOn::kLogit ? token.p[i] * bias : std::exp(token.s[i]) + bias;
+    left[i] = score > kLowest<Real> ? score : kLowest<Real>;  // NaN has no order
+  }
+  double sum = 0;
+  for (int n = 0; n < count; ++n) {
+    const int next = likeliest(left);
+    Real probability = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (expert_of(i) != next) continue;
+      probability = token.p[i];
+      left[i] = kTaken<Real>;
+    }
+    sum += __shfl_sync(kAllLanes, probability, next % kWarp);
+  }
+  return sum;
 }
 
 template <typename Real, int kPerLane>
@@ -130,12 +160,14 @@ __device__ void route_token(const RouteForward<Scalar>& in, int64_t t,
   Real left[kPerLane];
   double chosen_sum = 0;
   const int count = select_experts(token, experts, in.rule, *in.threshold, left, &chosen_sum);
+  if (in.bias_E != nullptr && token.finite())
+    chosen_sum = select_biased(token, experts, in.rule, in.bias_E, count, left);
   const double divisor = in.rule.renormalize ? chosen_sum : 1;
   Real* gates_E = in.gates_TE + t * experts;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     if (expert_of(i) >= experts) continue;
-    const bool chosen = left[i] == kTaken;
+    const bool chosen = left[i] == kTaken<Real>;
     gates_E[expert_of(i)] = chosen ? static_cast<Real>(token.p[i] / divisor) : Real(0);
     if (chosen) atomicAdd(statistics.counts_E + expert_of(i), 1);
     sums.prob[i] += token.p[i];

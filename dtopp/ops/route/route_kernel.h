@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "dtopp/ops/core/check_tensor.h"
+#include "dtopp/ops/route/route_rule.h"
 
 namespace dtopp::ops {
 
@@ -20,7 +21,12 @@ void check_router_logits(const char* op, const at::Tensor& logits_TE, const at::
                          c10::string_view normalization);
 
 void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
-                 c10::string_view normalization, int64_t top_k, int64_t max_experts);
+                 c10::string_view normalization, int64_t top_k, int64_t max_experts,
+                 const std::optional<at::Tensor>& bias_E, c10::string_view bias_on);
+
+// The bias as the kernels use it: a factor of P (logit) or a summand (score). Undefined without a bias.
+at::Tensor kernel_bias(const std::optional<at::Tensor>& bias_E, c10::string_view bias_on);
+BiasOn bias_on_of(const std::optional<at::Tensor>& bias_E, c10::string_view bias_on);
 
 // Checks the arguments of route_backward.
 void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& gates_TE,

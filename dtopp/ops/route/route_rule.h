@@ -11,12 +11,16 @@ namespace dtopp::ops {
 // Added to the variance of a token's logits.
 constexpr double kVarianceEpsilon = 1e-6;
 
+// The scores to which a bias is added when it decides which experts a token selects.
+enum class BiasOn { kNothing, kLogit, kScore };
+
 struct RouteRule {
   bool normalize;    // fixed or dynamic
   bool learn_scale;  // dynamic
   bool renormalize;
   bool by_threshold;  // false: a token selects the `most` likeliest experts
   int most;           // experts per token
+  BiasOn bias_on = BiasOn::kNothing;
 };
 
 // `normalization`, top_k, max_experts and `renormalize` are route's arguments.

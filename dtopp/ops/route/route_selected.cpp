@@ -14,14 +14,14 @@ RouteTuple route_selected_op(const at::Tensor& logits_TE, const at::Tensor& scal
           out.router_z};
 }
 
-// Returns the number of tokens with n experts, for n = 0 … E.
-at::Tensor histogram_of(const at::Tensor& routing_map_TE, int64_t num_experts) {
-  const at::Tensor active_T = routing_map_TE.sum(1);
-  const at::Tensor histogram = at::zeros({num_experts + 1}, active_T.options());
-  return histogram.index_add(0, active_T, at::ones_like(active_T));
-}
-
 }  // namespace
+
+void set_counts(const at::Tensor& routing_map_TE, RouteOutput& out) {
+  const at::Tensor active_T = routing_map_TE.sum(1);
+  const at::Tensor none = at::zeros({routing_map_TE.size(1) + 1}, active_T.options());
+  out.tokens_per_expert_E = routing_map_TE.sum(0);
+  out.active_histogram = none.index_add(0, active_T, at::ones_like(active_T));
+}
 
 RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
                            const at::Tensor& routing_map_TE, std::string_view normalization,
@@ -45,8 +45,7 @@ RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
     const at::Tensor none_T1 = routing_map_TE.any(1, /*keepdim=*/true).logical_not();
     out.gates_TE = out.gates_TE / sum_T1.masked_fill(none_T1, 1);
   }
-  out.tokens_per_expert_E = routing_map_TE.sum(0);
-  out.active_histogram = histogram_of(routing_map_TE, E);
+  set_counts(routing_map_TE, out);
   return out;
 }
 

@@ -14,4 +14,7 @@ RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
                            const at::Tensor& routing_map_TE, std::string_view normalization,
                            bool renormalize);
 
+// Sets the counts of `out` to those of a selection, bool [T, E].
+void set_counts(const at::Tensor& routing_map_TE, RouteOutput& out);
+
 }  // namespace dtopp::ops

@@ -57,6 +57,22 @@ ReportChart threshold_chart(RunDrawing& drawing) {
   return chart;
 }
 
+// One chart per value of a router's state that some run has, other than its threshold.
+std::vector<ReportChart> state_charts(RunDrawing& drawing) {
+  std::vector<ReportChart> charts;
+  const auto add = [&](const char* title, const char* axis, const char* metric) {
+    ReportChart chart{title, axis, drawing.lines(metric)};
+    chart.exact = true;
+    if (!chart.lines.empty()) charts.push_back(std::move(chart));
+  };
+  add("Spread of the biases", "largest minus smallest, mean over layers", "moe/bias_spread");
+  add("Weight λ of the ReLU router's loss", "", "moe/lambda");
+  add("Thresholds of the experts", "mean over experts and layers", "moe/cut");
+  add("Spread of the experts' thresholds", "largest minus smallest, mean over layers", "moe/cut_spread");
+  add("Tokens without an expert", "share of pairs of a token and a layer", "moe/empty_share");
+  return charts;
+}
+
 ReportChart deviation_chart(RunDrawing& drawing) {
   ReportChart chart{"Variation over tokens", "standard deviation of experts", drawing.lines(kTokenDeviation)};
   const LineStyle pooled{.name = "over pairs of token and layer", .minor = true};
@@ -99,7 +115,7 @@ std::optional<Budget> budget_held(const ReportRun& run) {
   const runs::Series* count = find_series(run, kCount);
   if (count == nullptr) return std::nullopt;
   Budget budget{study::value_of_run(run.history, kCount), budget_of(run.config), std::nullopt};
-  if (budget.target && run.config.routing.method == config::RoutingMethod::kDTopP)
+  if (budget.target && config::holds_target(run.config.routing.method))
     budget.settled = settled_at(*count, *budget.target);
   return budget;
 }
@@ -138,7 +154,7 @@ std::string sentence_of_budget(const ReportRun& run) {
       "Tokens use " + fixed(*budget->held.value, 3) + " experts on average over the last tenth";
   if (!budget->target) return text + "; Top-p has no target.";
   text += ", the budget is " + scaled(*budget->target) + " (" + off_target(*budget) + ").";
-  if (run.config.routing.method != config::RoutingMethod::kDTopP) return text;
+  if (!config::holds_target(run.config.routing.method)) return text;
   if (find_series(run, kCount)->values.size() < kSettleLines) return text;
   return text + (budget->settled ? " It has held since step " + whole(*budget->settled) + "."
                                  : " It has not settled.");
@@ -149,7 +165,7 @@ std::string sentence_of_budgets(const ReportInput& input) {
   double farthest = 0;
   for (const ReportRun& run : input.runs) {
     const auto budget = budget_held(run);
-    if (!budget || !budget->target || run.config.routing.method != config::RoutingMethod::kDTopP) continue;
+    if (!budget || !budget->target || !config::holds_target(run.config.routing.method)) continue;
     ++controlled;
     if (budget->settled) ++settled;
     if (budget->held.value)
@@ -188,6 +204,7 @@ std::optional<ReportSection> budget_section(RunDrawing& drawing) {
   section.blocks.push_back({count_chart(drawing)});
   ReportChart threshold = threshold_chart(drawing);
   if (!threshold.lines.empty()) section.blocks.push_back({std::move(threshold)});
+  for (ReportChart& chart : state_charts(drawing)) section.blocks.push_back({std::move(chart)});
   section.blocks.push_back({budget_table(input)});
   section.blocks.push_back({deviation_chart(drawing)});
   ReportChoice shares{"shares", "Tokens of", {}};

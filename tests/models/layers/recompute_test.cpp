@@ -147,13 +147,18 @@ TEST(Recompute, changes_no_bit_with_any_router) {
   for (const config::ModelType type : kTypes) {
     for (const config::RoutingMethod method :
          {config::RoutingMethod::kTopK, config::RoutingMethod::kTopKBias, config::RoutingMethod::kTopP,
-          config::RoutingMethod::kDTopP, config::RoutingMethod::kHash}) {
+          config::RoutingMethod::kDTopP, config::RoutingMethod::kDTopPBias, config::RoutingMethod::kRelu,
+          config::RoutingMethod::kExpertThreshold, config::RoutingMethod::kHash}) {
       if (type != config::ModelType::kLanguageModel && !config::has_logits(method)) continue;
       for (const config::Precision precision : {config::Precision::kFp32, config::Precision::kBf16}) {
         SCOPED_TRACE(testing::Message() << static_cast<int>(type) << " " << static_cast<int>(method) << " "
                                         << static_cast<int>(precision));
         config::RunConfig config = small(type);
         config.routing.method = method;
+        if (method == config::RoutingMethod::kTopKBias || config::may_select_none(method)) {
+          config.routing.normalization = config::Normalization::kNone;
+          config.routing.renormalize = method == config::RoutingMethod::kTopKBias;
+        }
         config.training.precision = precision;
         expect_the_same_bits(config);
       }

@@ -19,6 +19,7 @@ struct Options {
   int64_t top_k = 0, max_experts = 0;
   bool renormalize = true;
   double scale = 1.3;
+  const char* bias_on = nullptr;  // null: no bias
 };
 
 const Options kOptions[] = {{},
@@ -28,29 +29,37 @@ const Options kOptions[] = {{},
                             {.threshold = 0.9, .max_experts = 2},
                             {.normalization = "fixed", .top_k = 1},
                             {.normalization = "none", .top_k = 3, .max_experts = 2, .renormalize = false},
-                            {.threshold = 1.5}};
+                            {.threshold = 1.5},
+                            {.bias_on = "logit"},
+                            {.normalization = "none", .max_experts = 3, .bias_on = "logit"},
+                            {.normalization = "none", .top_k = 3, .bias_on = "score"}};
 
 struct Inputs {
   at::Tensor logits_TE, scale, threshold;
+  OptionalTensor bias_E{};
 };
 
 Inputs inputs_of(const at::Tensor& logits_TE, const Options& options) {
   const auto real = logits_TE.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return {logits_TE, at::scalar_tensor(options.scale, at::TensorOptions(real)),
-          at::scalar_tensor(options.threshold, at::kDouble)};
+          at::scalar_tensor(options.threshold, at::kDouble),
+          options.bias_on == nullptr ? OptionalTensor()
+                                     : at::arange(logits_TE.size(1), at::TensorOptions(real)).mul(0.7).sin()};
 }
 
 Outputs run_cuda(const Inputs& in, const Options& options) {
   return call_cuda<Outputs(const at::Tensor&, const at::Tensor&, const at::Tensor&, c10::string_view, int64_t,
-                           int64_t, bool)>(
+                           int64_t, bool, const OptionalTensor&, c10::string_view)>(
       "dtopp::route", in.logits_TE, in.scale, in.threshold, c10::string_view(options.normalization),
-      std::min(options.top_k, in.logits_TE.size(1)), options.max_experts, options.renormalize);
+      std::min(options.top_k, in.logits_TE.size(1)), options.max_experts, options.renormalize, in.bias_E,
+      c10::string_view(options.bias_on == nullptr ? "logit" : options.bias_on));
 }
 
 Outputs run_cpu(const Inputs& in, const Options& options) {
   const RouteOutput out =
       route(in.logits_TE, in.scale, in.threshold, options.normalization,
-            std::min(options.top_k, in.logits_TE.size(1)), options.max_experts, options.renormalize);
+            std::min(options.top_k, in.logits_TE.size(1)), options.max_experts, options.renormalize,
+            in.bias_E, options.bias_on == nullptr ? "logit" : options.bias_on);
   return {out.gates_TE, out.tokens_per_expert_E, out.active_histogram, out.mean_prob_E, out.entropy,
           out.router_z};
 }

@@ -22,9 +22,14 @@ COMMON = {
     "optimizer.eps": 1e-3, "loss.lm_z": 0.001, "loss.load_balance": 0.01, "loss.dynamic": 0.01,
     "loss.router_z": 0.001,
 }
+OWN_GATES = {"routing.normalization": "none", "routing.renormalize": "false", "loss.load_balance": 0}
 CASES = {
     "pi": {},
     "solve": {"routing.controller": "solve"},
+    "dtop_p_bias": {"routing.method": "dtop_p_bias", "routing.bias_rate": 0.05},
+    "top_k_bias": {"routing.method": "top_k_bias", "routing.normalization": "none", "routing.experts": 2, "routing.bias_rate": 0.02},
+    "relu": OWN_GATES | {"routing.method": "relu", "routing.lambda_0": 0.01},
+    "expert_threshold": OWN_GATES | {"routing.method": "expert_threshold", "routing.cut_decay": 0.7},
     "top_k": {"routing.method": "top_k", "routing.experts": 2, "routing.normalization": "fixed"},
 }
 LAYER = "model.layers.0."
@@ -43,6 +48,26 @@ def load(run, step):
     return reference_model.load_checkpoint(run / f"run/checkpoints/step-{step:08d}")
 
 
+def router_of(config):
+    """A router that a name does not make, or the name."""
+    routing, experts = config["routing"], config["model"]["num_experts"]
+    gains = {name: float(routing[name]) for name in ("kp", "ki")}
+    make = {"top_k_bias": lambda: dtopp.TopKBias(experts, int(routing["experts"]), rate=routing["bias_rate"]),
+            "dtop_p_bias": lambda: dtopp.DTopPBias(experts, routing["experts"], routing["threshold"], rate=routing["bias_rate"], **gains),
+            "relu": lambda: dtopp.Relu(routing["experts"], initial_weight=routing["lambda_0"], factor=routing["lambda_factor"]),
+            "expert_threshold": lambda: dtopp.ExpertThreshold(experts, routing["experts"], decay=routing["cut_decay"])}
+    return make[routing["method"]]() if routing["method"] in make else routing["method"]
+
+
+# The names of state in a checkpoint: of the whole model, and of one layer.
+STATE = {"threshold": "threshold_C", "error_sum": "error_sum_C", "bias_E": "bias_LE", "weight": "lambda", "cut_E": "cut_LE"}
+
+
+def state_of(routers, saved):
+    """The saved state under the names of RouterUpdater.state_dict()."""
+    return {f"0.{name}": saved[STATE[name]][0] if name in STATE else saved[name] for name in routers[0].state_names}
+
+
 class Model(torch.nn.Module):
     """The language model around one dtopp.MoE, with the parameters of a checkpoint."""
 
@@ -50,9 +75,9 @@ class Model(torch.nn.Module):
         super().__init__()
         model, routing, loss = config["model"], config["routing"], config["loss"]
         self.moe = dtopp.MoE(
-            model["hidden_size"], model["ffn_hidden_size"], model["num_experts"], router=routing["method"],
+            model["hidden_size"], model["ffn_hidden_size"], model["num_experts"], router=router_of(config),
             target_experts=routing["experts"], threshold=routing["threshold"],
-            normalization=routing["normalization"],
+            normalization=routing["normalization"], renormalize=routing["renormalize"],
             **{name: loss[name] for name in ("load_balance", "dynamic", "router_z")})
         below = {name.removeprefix(LAYER + "mlp."): value.detach() for name, value in parameters.items()}
         self.moe.load_state_dict({name: below[name] for name in self.moe.state_dict()})
@@ -93,10 +118,11 @@ def test_ten_steps_are_those_of_the_trainer(run, both_forms):
     config, parameters, moments, state = load(run, FIRST - 1)
     model, routing = Model(config, parameters), config["routing"]
     gains = {name: float(value) for name, value in routing.items() if name in ("kp", "ki")}
-    controller = dtopp.ThresholdController(model, controller=routing["controller"], **gains)
     if routing["method"] == "dtop_p":
-        controller.load_state_dict({"0.steps": state["steps"]} | {
-            f"0.{name}": state[f"{name}_C"][0] for name in ("threshold", "error_sum")})
+        controller = dtopp.ThresholdController(model, controller=routing["controller"], **gains)
+    else:
+        controller = dtopp.RouterUpdater(model)
+    controller.load_state_dict(state_of(controller.routers, state))
     optimizer = adamw(model, config, moments)
     controller.attach(optimizer)
     tokens = np.fromfile(run / "train.npy", "<u2")
@@ -126,8 +152,5 @@ def compare(model, controller, checkpoint, first):
         want = parameters[name].detach()
         assert (value.detach().view_as(want) - want).norm() < 1e-6 * want.norm(), name
         assert (first[name].detach() - want).norm() > 1e-4 * want.norm(), f"{name} was not trained"
-    if config["routing"]["method"] == "dtop_p":
-        found = controller.state_dict()
-        assert found["0.steps"] == state["steps"]
-        for key in ("threshold", "error_sum"):
-            assert [found[f"0.{key}"]] == pytest.approx(state[f"{key}_C"], rel=1e-6)
+    for name, want in state_of(controller.routers, state).items():
+        assert controller.state_dict()[name] == pytest.approx(want, rel=1e-5), name

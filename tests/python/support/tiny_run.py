@@ -36,7 +36,12 @@ output: {output}
 
 
 # Overrides of runs with other routers.
+OWN_GATES = ["routing.normalization=none", "routing.renormalize=false", "loss.load_balance=0"]
 ROUTERS = {
+    "dtop_p_bias": ["routing.method=dtop_p_bias", "routing.bias_rate=0.01", "loss.load_balance=0"],
+    "relu": ["routing.method=relu", *OWN_GATES, "routing.lambda_0=0.01"],
+    "expert_threshold": ["routing.method=expert_threshold", *OWN_GATES, "routing.cut_decay=0.8"],
+    "top_k_bias": ["routing.method=top_k_bias", "routing.normalization=none", "routing.bias_rate=0.01", "loss.load_balance=0"],
     "hash": ["routing.method=hash", "routing.normalization=none", "loss.load_balance=0", "loss.dynamic=0"],
     "shared_experts": ["model.shared_experts=2"],
     "zero_experts": ["model.zero_experts=5"],

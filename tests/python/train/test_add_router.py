@@ -8,7 +8,7 @@ from needs import needs_program
 from tiny_run import ROOT
 
 PAGE = (ROOT / "docs/how-to/add-a-router.md").read_text()
-OVERRIDES = ["routing.method=top_k_bias", "routing.experts=2", "loss.load_balance=0", "routing.bias_rate=0.01"]
+OVERRIDES = ["routing.method=top_k_bias", "routing.normalization=none", "routing.experts=2", "loss.load_balance=0", "routing.bias_rate=0.01"]
 
 
 def sections():

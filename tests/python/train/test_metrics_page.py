@@ -24,7 +24,7 @@ def written(run):
     return names
 
 
-@pytest.mark.parametrize("method", ["dtop_p", "top_p", "top_k", "top_k_bias", *tiny_run.ROUTERS])
+@pytest.mark.parametrize("method", ["dtop_p", "top_p", "top_k", *tiny_run.ROUTERS])
 def test_names_of_a_language_model_are_listed(dtopp_binary, tmp_path, method):
     source = f"[{{path: {tmp_path}/train.npy, weight: 1}}]"
     held_out = f"[{tmp_path}/train.npy, {tmp_path}/validation.npy]"

@@ -11,7 +11,6 @@ pytestmark = [needs_program, for_cpus]
 
 RUNS = {
     "top_k": ["routing.method=top_k"],
-    "top_k_bias": ["routing.method=top_k_bias"],
     "top_p": ["routing.method=top_p"],
     **tiny_run.ROUTERS,
     "dtop_p": [],
@@ -23,7 +22,8 @@ RUNS = {
 CASES = [
     ("dtop_p", "fp32", 1, 1, "moe"), ("dtop_p", "fp32", 2, 1, "layer"), ("dtop_p", "fp32", 2, 2, "moe"),
     ("dtop_p", "fp32", 2, 2, "layer"), ("dtop_p", "bf16", 1, 1, "layer"), ("dtop_p", "bf16", 2, 2, "layer"),
-    ("top_k_bias", "fp32", 1, 1, "layer"), ("dtop_p_layerwise", "bf16", 1, 1, "moe"), ("dense", "fp32", 1, 1, "layer"), ("shared_experts", "fp32", 2, 2, "layer"),
+    ("top_k_bias", "fp32", 1, 1, "layer"), ("relu", "fp32", 2, 2, "layer"), ("expert_threshold", "bf16", 1, 1, "moe"),
+    ("dtop_p_layerwise", "bf16", 1, 1, "moe"), ("dense", "fp32", 1, 1, "layer"), ("shared_experts", "fp32", 2, 2, "layer"),
     ("diffusion", "fp32", 1, 1, "layer"), ("diffusion", "fp32", 2, 2, "layer"),
 ]
 EVERY = [case for case in itertools.product(RUNS, ["fp32", "bf16"], [1, 2, 4], [1, 2], ["moe", "layer"])

@@ -11,7 +11,7 @@ from refusal import assert_refused
 pytestmark = [needs_program, for_cpus]
 
 CONVERTED = ("shared_experts",)  # to the Hugging Face format
-TARGETS = ("shared_experts", "zero_experts")  # with --target-experts
+TARGETS = ("shared_experts", "zero_experts", "dtop_p_bias")  # with --target-experts
 
 
 def train(directory, router, *overrides):

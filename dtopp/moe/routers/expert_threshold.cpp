@@ -1,0 +1,115 @@
+// Each expert takes the tokens whose logit reaches its own threshold tau, so a token may have no expert. The
+// gates are sigmoid(z).
+//
+// tau estimates the logit that the share T / E of all tokens reaches, so the load is even and the mean number
+// of experts is T, without a loss. After step n, with cut_e the logit of rank T / E of expert e in the step:
+//
+//   m_e <- d m_e + (1 - d) cut_e        tau_e = m_e / (1 - d^n)        d = routing.cut_decay
+//
+// cut_e comes from a histogram of the step's logits and is linear inside a bin. The first step has no tau:
+// its tokens take their T likeliest experts.
+//
+// Source:        Sun et al., Expert Threshold Routing (arXiv 2603.11535)
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "dtopp/moe/cumulative_prob_sampling.h"
+#include "dtopp/moe/router.h"
+#include "dtopp/moe/routers/logit_histogram.h"
+#include "dtopp/ops/route/route_selected.h"
+
+namespace dtopp::moe {
+namespace {
+
+class ExpertThresholdRouter final : public Router {
+ public:
+  ExpertThresholdRouter(const config::RunConfig& config, const at::Device& device)
+      : Router(config, device),
+        share_(config::mean_experts(config.routing) / static_cast<double>(config.model.num_experts)),
+        first_experts_(std::llround(config::mean_experts(config.routing))),
+        stride_(cumulative_prob_stride(config.model.num_experts, config.model.tokens_per_sample(),
+                                       config.training.global_batch_size * config.model.tokens_per_sample())),
+        cut_LE_(at::zeros({num_layers(), num_experts()}, at::device(device).dtype(at::kDouble))),
+        steps_(at::zeros({}, at::device(device).dtype(at::kLong))) {
+    set_thresholds();
+  }
+
+  ops::RouteOutput select(const RouterInput& input) override {
+    const at::Tensor z_TE = input.logits_TE.detach();
+    // For the means of softmax(z), and for the first step.
+    ops::RouteOutput output = route_by(input, first_experts_, /*threshold=*/{});
+    const at::Tensor first_TE = output.gates_TE.detach().ne(0);
+    // NaN counts as selected, so that its gate shows in the loss.
+    const at::Tensor map_TE =
+        at::where(steps_.gt(0), z_TE.lt(threshold_LE_[input.layer]).logical_not(), first_TE);
+    // On a CPU, at::sigmoid rounds the last elements of a tensor differently, so a gate would depend on the
+    // batch.
+    output.gates_TE =
+        at::where(map_TE, at::log_sigmoid(input.logits_TE).exp(), at::zeros({}, z_TE.options()));
+    ops::set_counts(map_TE, output);
+    if (input.training)
+      output.statistics = logit_histogram(z_TE.slice(0, 0, std::nullopt, stride_)).view({-1});
+    return output;
+  }
+  std::vector<int64_t> statistics_shape() const override {
+    return {num_layers(), num_experts() * kLogitBins};
+  }
+
+  void update(const StepCounts& counts, const at::Tensor& applied) override {
+    Router::update(counts, applied);
+    const int64_t tokens = counts.tokens / stride_;
+    const auto rank = static_cast<int64_t>(std::floor(static_cast<double>(tokens) * share_ + 0.5));
+    const at::Tensor cut_LE = ranked_logit(counts.statistics.view({num_layers(), num_experts(), kLogitBins}),
+                                           std::clamp<int64_t>(rank, 1, std::max<int64_t>(tokens, 1)));
+    const double decay = config().cut_decay;
+    cut_LE_ = at::where(applied, cut_LE_ * decay + cut_LE * (1 - decay), cut_LE_);
+    steps_ = steps_ + applied.to(at::kLong);
+    set_thresholds();
+  }
+
+  ops::NamedTensors state() const override {
+    ops::NamedTensors state = Router::state();
+    state.emplace_back("cut_LE", cut_LE_);
+    state.emplace_back("cut_steps", steps_);
+    return state;
+  }
+  ops::NamedTensors metrics() const override {
+    const at::Tensor tau_LE = threshold_LE_.to(at::kDouble);
+    return {{"cut", tau_LE.mean({1})},
+            {"cut_spread", std::get<0>(tau_LE.max(1)) - std::get<0>(tau_LE.min(1))}};
+  }
+
+ protected:
+  void set_state(const std::string& name, const at::Tensor& value) override {
+    if (name == "cut_LE")
+      cut_LE_ = value;
+    else if (name == "cut_steps")
+      steps_ = value;
+    else
+      return Router::set_state(name, value);
+    set_thresholds();
+  }
+
+ private:
+  void set_thresholds() {
+    const at::Tensor decay = at::full({}, config().cut_decay, cut_LE_.options());
+    threshold_LE_ = (cut_LE_ / (1 - decay.pow(steps_))).to(at::kFloat);
+  }
+
+  double share_;             // of the tokens that an expert takes
+  int64_t first_experts_;    // per token, without thresholds
+  int64_t stride_;           // of the tokens whose logits are counted
+  at::Tensor cut_LE_;        // m, f64
+  at::Tensor steps_;         // n, int64 []
+  at::Tensor threshold_LE_;  // tau, f32; NaN before the first step
+};
+
+}  // namespace
+
+std::unique_ptr<Router> make_expert_threshold_router(const config::RunConfig& config,
+                                                     const at::Device& device) {
+  return std::make_unique<ExpertThresholdRouter>(config, device);
+}
+
+}  // namespace dtopp::moe

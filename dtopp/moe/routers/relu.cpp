@@ -1,0 +1,79 @@
+// ReMoE: a token selects the experts with a positive logit, which is also their gate. A token may have none.
+//
+// A loss on the gates, weighted by the load, keeps the mean number of experts a near T. Per layer:
+//
+//   loss = lambda E / T sum_e f_e mean(gate_e)
+//
+// It is the load-balance loss with mean(gate) / T as Q. After each step, over all layers:
+//
+//   lambda <- lambda * routing.lambda_factor if a > T, else lambda / routing.lambda_factor
+//
+// Half of the experts are active until lambda has grown.
+//
+// Source:        Wang et al., ReMoE (arXiv 2412.14711)
+#include <algorithm>
+#include <memory>
+
+#include "dtopp/moe/router.h"
+#include "dtopp/ops/route/route_selected.h"
+
+namespace dtopp::moe {
+namespace {
+
+constexpr double kSmallestLambda = 1e-12, kLargestLambda = 1e6;
+
+class ReluRouter final : public Router {
+ public:
+  ReluRouter(const config::RunConfig& config, const at::Device& device)
+      : Router(config, device),
+        target_(config::mean_experts(config.routing)),
+        lambda_(at::full({1}, config.routing.lambda_0, at::device(device).dtype(at::kDouble))),
+        used_lambda_(lambda_),
+        factor_(at::full({}, config.routing.lambda_factor, lambda_.options())) {}
+
+  ops::RouteOutput select(const RouterInput& input) override {
+    // For the means of softmax(z).
+    ops::RouteOutput output = route_by(input, /*top_k=*/1, /*threshold=*/{});
+    output.gates_TE = at::relu(input.logits_TE);
+    ops::set_counts(output.gates_TE.detach().ne(0), output);
+    const auto tokens = static_cast<double>(std::max<int64_t>(input.logits_TE.size(0), 1));
+    output.mean_prob_E = output.gates_TE.sum(0) / (tokens * target_);
+    return output;
+  }
+  at::Tensor load_balance_weight() const override { return lambda_[0].to(at::kFloat); }
+
+  void update(const StepCounts& counts, const at::Tensor& applied) override {
+    Router::update(counts, applied);
+    used_lambda_ = lambda_;
+    const double wanted = target_ * static_cast<double>(counts.tokens * num_layers());
+    const at::Tensor is_above = counts.tokens_per_expert_LE.sum().to(at::kDouble).gt(wanted);
+    const at::Tensor next = at::where(is_above, lambda_ * factor_, lambda_ / factor_);
+    lambda_ = at::where(applied, next.clamp(kSmallestLambda, kLargestLambda), lambda_);
+  }
+
+  ops::NamedTensors state() const override {
+    ops::NamedTensors state = Router::state();
+    state.emplace_back("lambda", lambda_);
+    return state;
+  }
+  ops::NamedTensors metrics() const override { return {{"lambda", used_lambda_}}; }
+
+ protected:
+  void set_state(const std::string& name, const at::Tensor& value) override {
+    if (name != "lambda") return Router::set_state(name, value);
+    lambda_ = used_lambda_ = value;
+  }
+
+ private:
+  double target_;
+  at::Tensor lambda_, used_lambda_;  // f64 [1]: of the next step and the last one
+  at::Tensor factor_;                // a tensor: a device multiplies by the reciprocal of a scalar divisor
+};
+
+}  // namespace
+
+std::unique_ptr<Router> make_relu_router(const config::RunConfig& config, const at::Device& device) {
+  return std::make_unique<ReluRouter>(config, device);
+}
+
+}  // namespace dtopp::moe

@@ -1,0 +1,81 @@
+"""Routers that balance the load of the experts without a loss. A bias per expert decides which experts tokens select,
+and has no part in their gates. After each step, with c the tokens per expert:
+
+    bias_E += rate sign(mean(c) - c)
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dtopp import functional
+from dtopp.functional import Routing
+from dtopp.routers import DTopP, Router, RouterInput, StepCounts, expect_gate
+
+
+class TopKBias(Router):
+    """The top_k experts with the largest sigmoid(z) + bias. The gates are the selected sigmoid(z) over their sum. The
+    layer needs normalization "none"."""
+
+    state_names = ("bias_E",)
+
+    def __init__(self, num_experts: int, top_k: int, *, rate: float = 1e-3) -> None:
+        super().__init__()
+        self.top_k, self.rate = top_k, rate
+        self.bias_E = torch.zeros(num_experts, dtype=torch.float64, device="cpu")
+
+    def select(self, input: RouterInput) -> Routing:
+        expect_gate(self, input, renormalize=input.renormalize)
+        score_TE = input.logits_TE.detach().sigmoid() + _centred(self.bias_E, input)
+        count_T1 = torch.full_like(score_TE[:, :1], self.top_k)
+        # softmax(log sigmoid(z)) = sigmoid(z) / sum of sigmoid(z)
+        return functional.route_selected(F.logsigmoid(input.logits_TE), input.scale, _largest(score_TE, count_T1),
+                                         normalization="none", renormalize=input.renormalize)
+
+    def update(self, counts: StepCounts) -> None:
+        self.bias_E.add_(_move(counts, self.rate))
+
+    def metrics(self) -> dict[str, Tensor]:
+        return {"bias_spread": self.bias_E.max() - self.bias_E.min()}
+
+
+class DTopPBias(DTopP):
+    """As many experts per token as DTopP: those with the largest s + bias, s the inputs of the softmax."""
+
+    state_names = (*DTopP.state_names, "bias_E")
+
+    def __init__(self, num_experts: int, target_experts: float, *args: Any, rate: float = 1e-2, **options: Any) -> None:
+        super().__init__(num_experts, target_experts, *args, **options)
+        self.rate = rate
+        self.bias_E = torch.zeros(num_experts, dtype=torch.float64, device="cpu")
+
+    def select(self, input: RouterInput) -> Routing:
+        of_dtop_p = super().select(input)
+        count_T1 = (of_dtop_p.gates_TE.detach() != 0).sum(-1, keepdim=True)
+        score_TE = self.probs(input).detach() * _centred(self.bias_E, input).exp()
+        return self.route_to(input, _largest(score_TE, count_T1))._replace(statistics=of_dtop_p.statistics)
+
+    def update(self, counts: StepCounts) -> None:
+        super().update(counts)
+        self.bias_E.add_(_move(counts, self.rate))
+
+    def metrics(self) -> dict[str, Tensor]:
+        return super().metrics() | {"bias_spread": self.bias_E.max() - self.bias_E.min()}
+
+
+def _centred(bias_E: Tensor, input: RouterInput) -> Tensor:
+    return (bias_E - bias_E.mean()).to(input.logits_TE.device, input.logits_TE.dtype)
+
+
+def _move(counts: StepCounts, rate: float) -> Tensor:
+    c_E = counts.tokens_per_expert_E
+    return rate * torch.sign(c_E.sum() - c_E * len(c_E)).double()
+
+
+def _largest(score_TE: Tensor, count_T1: Tensor) -> Tensor:
+    """The count experts with the largest scores, bool [T, E]; of equal ones those with the lower index."""
+    order_TE = score_TE.sort(dim=-1, descending=True, stable=True).indices
+    first_TE = torch.arange(score_TE.shape[1], device=score_TE.device) < count_T1
+    return torch.zeros_like(first_TE).scatter(-1, order_TE, first_TE)
