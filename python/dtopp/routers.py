@@ -137,7 +137,7 @@ class DTopP(TopP):
     shortfall so far.
     """
 
-    state_names = ("threshold", "error_sum", "steps")
+    state_names: tuple[str, ...] = ("threshold", "error_sum", "steps")
 
     def __init__(self, num_experts: int, target_experts: float, threshold: float = 0.25, max_experts: int = 0,
                  *, kp: float = 0.1, ki: float = 0.1, controller: Literal["pi", "solve"] = "pi") -> None:
