@@ -118,7 +118,7 @@ def test_commands_and_their_options_are_there(name, help_of):
 @pytest.fixture(scope="module")
 def keys():
     """The keys that a configuration or a study may have. A C++ test compares the table with the code."""
-    return {*re.findall(r"^\| `([\w.]+)` \|", CONFIGURATION.read_text(), re.M), "base", "method", "seeds", "measure", "compare", "ledger"}
+    return {*re.findall(r"^\| `([\w.]+)` \|", CONFIGURATION.read_text(), re.M), "base", "method", "seeds", "variants", "measure", "compare", "ledger"}
 
 
 def settings(tree, *parents):
