@@ -47,7 +47,7 @@ __device__ int select_experts(const RouteToken<Real, kPerLane>& token, int exper
   const bool finite = token.finite();
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    left[i] = expert_of(i) < experts ? token.p[i] : kTaken<Real>;
+    left[i] = expert_of(i) < experts ? token.p[i] : Real(kTaken<Real>);
     if (!finite && expert_of(i) < first) left[i] = kTaken<Real>;
   }
   *sum = finite ? 0 : kNotANumber<double>;
@@ -80,7 +80,7 @@ __device__ double select_biased(const RouteToken<Real, kPerLane>& token, int exp
     if (expert_of(i) >= experts) continue;
     const Real bias = bias_E[expert_of(i)];
     const Real score = rule.bias_on == BiasOn::kLogit ? token.p[i] * bias : std::exp(token.s[i]) + bias;
-    left[i] = score > kLowest<Real> ? score : kLowest<Real>;  // NaN has no order
+    left[i] = score > kLowest<Real> ? score : Real(kLowest<Real>);  // NaN has no order
   }
   double sum = 0;
   for (int n = 0; n < count; ++n) {
