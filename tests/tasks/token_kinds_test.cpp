@@ -58,5 +58,12 @@ TEST(TokenKinds, place_tokens_in_their_window) {
                                                  "4-5", "4-5", "0"));
 }
 
+TEST(TokenKinds, begin_windows_anew_where_a_source_begins) {
+  const data::Tokenizer tokenizer = data::Tokenizer::load(kShipped);
+  const std::vector<uint64_t> begins = {0, 4};
+  const TokenKinds kinds = find_token_kinds(std::vector<int64_t>(8, 5), tokenizer, 3, begins)[1];
+  EXPECT_THAT(names(kinds), testing::ElementsAre("0", "1", "2", "0", "0", "1", "2", "0"));
+}
+
 }  // namespace
 }  // namespace dtopp::tasks
