@@ -104,7 +104,7 @@ struct ValidationConfig {
   int64_t every = 1000;                 // steps; 0: never
   int64_t tokens = 1000000;             // held-out tokens per validation
   std::vector<std::string> tasks;       // benchmark tasks at each validation (tasks/task.h)
-  std::string task_data = "eval/data";  // folder of their files
+  std::string task_data = "data/eval";  // folder of their files
   int64_t task_limit = 0;               // items per task or category; 0: all
 };
 
