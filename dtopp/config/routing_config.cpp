@@ -1,6 +1,8 @@
 #include "dtopp/config/routing_config.h"
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <string>
 
 #include "dtopp/base/enum_name.h"
@@ -21,13 +23,31 @@ void validate_cap(const RoutingConfig& config, const ModelConfig& model) {
                                                   "; 0: no cap), is " + std::to_string(config.max_experts));
 }
 
+// Whether every token takes the same number of experts.
+bool has_whole_experts(const RoutingConfig& config, const ModelConfig& model) {
+  using enum RoutingMethod;
+  return (config.method == kTopK || config.method == kTopKBias || config.method == kHash) &&
+         model.zero_experts == 0;
+}
+
+void validate_number(const char* key, double experts, const RoutingConfig& config, const ModelConfig& model) {
+  const bool may_take_none = model.zero_experts > 0;  // the number is a mean
+  if (!((experts >= 1 || (may_take_none && experts > 0)) &&
+        experts <= static_cast<double>(model.num_experts)))
+    throw InvalidValue(key, std::string("must lie in ") + (may_take_none ? "(0" : "[1") + ", " +
+                                std::to_string(model.num_experts) + "] (model.num_experts), is " +
+                                text_of(experts));
+  if (has_whole_experts(config, model) && experts != std::floor(experts))
+    throw InvalidValue(key, "must be a whole number for top_k, is " + text_of(experts));
+  if (config.max_experts > 0 && experts > static_cast<double>(config.max_experts))
+    throw InvalidValue("routing.max_experts",
+                       std::to_string(config.max_experts) + " is below " + key + " " + text_of(experts));
+}
+
 void validate_experts(const RoutingConfig& config, const ModelConfig& model) {
-  const int64_t num_experts = model.num_experts, num_layers = model.num_layers;
-  const bool has_zero = model.zero_experts > 0;  // tokens may take none; the number is a mean
+  const int64_t num_layers = model.num_layers;
   const auto count = static_cast<int64_t>(config.experts.size());
   if (count == 0) throw InvalidValue("routing.experts", "is empty; give a number");
-  using enum RoutingMethod;
-  const bool is_top_k = config.method == kTopK || config.method == kTopKBias || config.method == kHash;
   if (count > 1 && !has_controller(config.method))
     throw InvalidValue("routing.experts", "a list needs routing.method: dtop_p");
   if (count > 1 && config.scope != ThresholdScope::kLayer)
@@ -35,17 +55,33 @@ void validate_experts(const RoutingConfig& config, const ModelConfig& model) {
   if (count > 1 && count != num_layers)
     throw InvalidValue("routing.experts", "has " + std::to_string(count) + " values for " +
                                               std::to_string(num_layers) + " layers (model.num_layers)");
-  for (const double experts : config.experts) {
-    if (!((experts >= 1 || (has_zero && experts > 0)) && experts <= static_cast<double>(num_experts)))
-      throw InvalidValue("routing.experts", std::string("must lie in ") + (has_zero ? "(0" : "[1") + ", " +
-                                                std::to_string(num_experts) + "] (model.num_experts), is " +
-                                                text_of(experts));
-    if (is_top_k && !has_zero && experts != std::floor(experts))
-      throw InvalidValue("routing.experts", "must be a whole number for top_k, is " + text_of(experts));
-    if (config.max_experts > 0 && experts > static_cast<double>(config.max_experts))
-      throw InvalidValue("routing.max_experts", std::to_string(config.max_experts) +
-                                                    " is below routing.experts " + text_of(experts));
-  }
+  for (const double experts : config.experts) validate_number("routing.experts", experts, config, model);
+}
+
+bool rises_from_0_to_1(const std::vector<double>& shares) {
+  return shares.front() == 0 && shares.back() == 1 &&
+         std::ranges::adjacent_find(shares, std::greater_equal()) == shares.end();
+}
+
+void validate_schedule(const RoutingConfig& config, const ModelConfig& model) {
+  const std::vector<double>&schedule = config.schedule, &at = config.schedule_at;
+  if (schedule.empty() && at.empty()) return;
+  if (config.method == RoutingMethod::kTopP)
+    throw InvalidValue("routing.schedule", "top_p holds no budget; leave it out");
+  if (!config.top_k_by_source.empty())
+    throw InvalidValue("routing.schedule", "the experts follow routing.top_k_by_source; leave it out");
+  if (schedule.size() != at.size() || schedule.size() < 2)
+    throw InvalidValue("routing.schedule_at", "must have as many values as routing.schedule, at least 2");
+  if (!rises_from_0_to_1(at))
+    throw InvalidValue("routing.schedule_at", "must rise from 0.0 to 1.0, is " + detail::print_value(at));
+  for (const double experts : schedule) validate_number("routing.schedule", experts, config, model);
+  if (has_whole_experts(config, model) && config.schedule_shape == ScheduleShape::kLinear)
+    throw InvalidValue("routing.schedule_shape",
+                       "must be step for " + enum_name(config.method) + ", whose number of experts is whole");
+  if (mean_experts(config) != schedule.back())
+    throw InvalidValue("routing.experts", "is " + text_of(mean_experts(config)) +
+                                              ", but routing.schedule ends at " + text_of(schedule.back()) +
+                                              "; set both to the same");
 }
 
 void validate_zero_experts(const RoutingConfig& config) {
@@ -116,12 +152,49 @@ std::string print_value(const std::vector<SourceExperts>& value) {
   return out + "}";
 }
 
+double mean_experts_at(const RoutingConfig& config, int64_t step, int64_t steps) {
+  if (config.schedule.empty()) return mean_experts(config);
+  const double share = static_cast<double>(step) / static_cast<double>(steps);
+  size_t next = 1;
+  while (next + 1 < config.schedule_at.size() && config.schedule_at[next] <= share) ++next;
+  if (share >= config.schedule_at[next]) return config.schedule[next];
+  if (config.schedule_shape == ScheduleShape::kStep) return config.schedule[next - 1];
+  const double begin = config.schedule_at[next - 1], end = config.schedule_at[next];
+  return std::lerp(config.schedule[next - 1], config.schedule[next], (share - begin) / (end - begin));
+}
+
+std::vector<double> experts_at(const RoutingConfig& config, int64_t step, int64_t steps) {
+  const double mean = mean_experts_at(config, step, steps);
+  if (config.experts.size() == 1) return {mean};
+  std::vector<double> by_layer = config.experts;
+  for (double& experts : by_layer) experts *= mean / mean_experts(config);
+  return by_layer;
+}
+
+double mean_experts_of_run(const RoutingConfig& config) {
+  if (config.schedule.empty()) return mean_experts(config);
+  const bool linear = config.schedule_shape == ScheduleShape::kLinear;
+  double mean = 0;
+  for (size_t i = 1; i < config.schedule.size(); ++i) {
+    const double before = config.schedule[i - 1], after = linear ? config.schedule[i] : before;
+    mean += (before + after) / 2 * (config.schedule_at[i] - config.schedule_at[i - 1]);
+  }
+  return mean;
+}
+
+double most_experts_of_run(const RoutingConfig& config) {
+  double most = mean_experts(config);
+  for (const double experts : config.schedule) most = std::max(most, experts);
+  return most;
+}
+
 void validate(const RoutingConfig& config, const ModelConfig& model) {
   validate_cap(config, model);
   if (!has_logits(config.method)) validate_hash(config, model);
   if (has_threshold(config.method)) require_threshold("routing.threshold", config.threshold);
   if (model.zero_experts > 0) validate_zero_experts(config);
   validate_top_k_by_source(config, model);
+  validate_schedule(config, model);
   if (config.method == RoutingMethod::kTopP) return;
   validate_experts(config, model);
   validate_scores(config, model);

@@ -30,6 +30,7 @@ enum class RoutingMethod {
 enum class ThresholdScope { kGlobal, kLayer };         // layers that share a threshold: all, or none
 enum class Normalization { kNone, kFixed, kDynamic };  // of the router's logits (ops/route/route.h)
 enum class Controller { kPi, kSolve };                 // the law that moves p after a step
+enum class ScheduleShape { kLinear, kStep };           // of the budget between the points of a schedule
 enum class RouterZOn { kRaw, kNormalized };            // the logits that the router z-loss uses
 
 constexpr auto enum_names(RoutingMethod) {
@@ -58,6 +59,10 @@ constexpr auto enum_names(Controller) {
   return std::array<std::pair<Controller, std::string_view>, 2>{
       {{Controller::kPi, "pi"}, {Controller::kSolve, "solve"}}};
 }
+constexpr auto enum_names(ScheduleShape) {
+  return std::array<std::pair<ScheduleShape, std::string_view>, 2>{
+      {{ScheduleShape::kLinear, "linear"}, {ScheduleShape::kStep, "step"}}};
+}
 constexpr auto enum_names(RouterZOn) {
   return std::array<std::pair<RouterZOn, std::string_view>, 2>{
       {{RouterZOn::kRaw, "raw"}, {RouterZOn::kNormalized, "normalized"}}};
@@ -78,6 +83,10 @@ struct RoutingConfig {
   // Experts per token. top_k, top_k_bias, hash: K. dtop_p: the target T; one value, or one per layer if scope
   // is layer. top_p: the number that `dtopp plan` assumes.
   std::vector<double> experts = {8.0};
+  // A budget that changes: at schedule_at[i], a share of training.steps, the mean of `experts` over layers is
+  // schedule[i]. `experts` is the budget at the end. Empty: it is constant.
+  std::vector<double> schedule, schedule_at;
+  ScheduleShape schedule_shape = ScheduleShape::kLinear;
   double bias_rate = 1e-3;     // top_k_bias, dtop_p_bias: change of a bias per step
   double lambda_0 = 1e-8;      // relu: the first weight of its loss
   double lambda_factor = 1.2;  // relu: change of the weight per step
@@ -99,6 +108,9 @@ struct RoutingConfig {
 void visit_fields(SectionOf<RoutingConfig> auto& config, auto&& field) {
   field("method", config.method);
   field("experts", config.experts);
+  field("schedule", config.schedule);
+  field("schedule_at", config.schedule_at);
+  field("schedule_shape", config.schedule_shape);
   field("bias_rate", config.bias_rate);
   field("lambda_0", config.lambda_0);
   field("lambda_factor", config.lambda_factor);
@@ -146,6 +158,14 @@ inline double mean_experts(const RoutingConfig& config) {
   return std::accumulate(config.experts.begin(), config.experts.end(), 0.0) /
          static_cast<double>(config.experts.size());
 }
+
+// The budget of a run with training.steps `steps` at its optimizer step `step`, which counts from 0: mean
+// over layers, and per layer in the form of RoutingConfig::experts.
+double mean_experts_at(const RoutingConfig& config, int64_t step, int64_t steps);
+std::vector<double> experts_at(const RoutingConfig& config, int64_t step, int64_t steps);
+// The mean of the budget over the steps of a run, and its largest value; means over layers.
+double mean_experts_of_run(const RoutingConfig& config);
+double most_experts_of_run(const RoutingConfig& config);
 
 // Throws:        UsageError that names the key, if a value is impossible for the model (experts outside [1,
 //                num_experts], threshold outside (0, 1), a list of the wrong length, …)

@@ -1,5 +1,6 @@
 #include "dtopp/convert/convert_huggingface.h"
 
+#include <algorithm>
 #include <set>
 
 #include <nlohmann/json.hpp>
@@ -108,7 +109,9 @@ ops::NamedTensors router_state(const config::RunConfig& config, const std::vecto
 
 void convert_to_huggingface(const checkpoint::Checkpoint& checkpoint, const fs::path& folder,
                             HuggingFaceClass as) {
-  const config::RunConfig config = checkpoint.config();
+  config::RunConfig config = checkpoint.config();
+  config.routing.experts = config::experts_at(
+      config.routing, std::max<int64_t>(checkpoint.state().step - 1, 0), config.training.steps);
   if (as == HuggingFaceClass::kOlmoe) require_olmoe(config);
   const std::optional<EndOfText> end = end_of_text(checkpoint);
   const auto end_id = end ? std::optional(end->id) : std::nullopt;

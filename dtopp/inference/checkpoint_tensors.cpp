@@ -1,5 +1,6 @@
 #include "dtopp/inference/checkpoint_tensors.h"
 
+#include <algorithm>
 #include <memory>
 #include <unordered_map>
 
@@ -28,6 +29,7 @@ moe::Routing load_routing(const checkpoint::Checkpoint& checkpoint, const config
   if (config.model.is_dense()) return {};
   moe::Routing routing{moe::make_router(config, device)};
   moe::load_router(*routing.router, checkpoint.router(), checkpoint.path());
+  routing.router->set_step(std::max<int64_t>(checkpoint.state().step - 1, 0));
   return routing;
 }
 

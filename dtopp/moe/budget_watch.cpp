@@ -29,11 +29,12 @@ std::optional<std::string> BudgetWatch::observe(int64_t step, const std::vector<
   const bool per_layer = config_.scope == config::ThresholdScope::kLayer;
   const std::vector<double> active_C = per_layer ? active_L : std::vector<double>{mean_of(active_L)};
   last_C_.resize(active_C.size());
+  const std::vector<double> targets = config::experts_at(config_, step - 1, steps_);
   for (size_t c = 0; c < active_C.size(); ++c) {
     std::deque<double>& last = last_C_[c];
     last.push_back(active_C[c]);
     if (last.size() > kSteps) last.pop_front();
-    const double target = config::target_of_layer(config_, static_cast<int64_t>(c));
+    const double target = targets[targets.size() > 1 ? c : 0];
     if (last.size() < kSteps || mean_distance(last, target) <= kMostOff * target) continue;
     warned_ = true;
     const auto [least, most] = std::ranges::minmax_element(last);

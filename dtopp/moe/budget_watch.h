@@ -20,7 +20,8 @@ class BudgetWatch {
   static constexpr int64_t kSettling = 100;
   static constexpr size_t kSteps = 32;
 
-  explicit BudgetWatch(const config::RoutingConfig& config) : config_(config) {}
+  // steps: training.steps.
+  BudgetWatch(const config::RoutingConfig& config, int64_t steps) : config_(config), steps_(steps) {}
 
   // Records one step with the active experts per token of each routed layer.
   //
@@ -30,6 +31,7 @@ class BudgetWatch {
 
  private:
   config::RoutingConfig config_;
+  int64_t steps_;
   std::vector<std::deque<double>> last_C_;  // per controller
   bool warned_ = false;
 };

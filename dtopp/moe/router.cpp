@@ -24,12 +24,15 @@ at::Tensor softmax_inputs(const RouterInput& input, config::Normalization normal
 
 Router::Router(const config::RunConfig& config, const at::Device& device)
     : config_(config.routing),
+      configured_(config.routing),
       router_z_on_(config.loss.router_z_on),
+      steps_(config.training.steps),
       num_layers_(config.model.num_layers),
       num_experts_(config.model.num_experts),
       step_tokens_(config.training.global_batch_size * config.model.tokens_per_sample()),
       device_(device),
       no_threshold_(at::zeros({}, at::device(device).dtype(at::kDouble))) {
+  Router::set_step(0);
   if (config.loss.batch_statistics == config::BatchStatistics::kGlobal)
     tokens_per_expert_LE_ = at::zeros({num_layers_, num_experts_}, at::device(device).dtype(at::kLong));
 }
@@ -42,6 +45,11 @@ ops::RouteOutput Router::select_likeliest(const RouterInput& input, const at::Te
   const at::Tensor ranks_E = at::arange(s_TE.size(1), order_TE.options());
   const at::Tensor rank_TE = at::empty_like(order_TE).scatter_(1, order_TE, ranks_E.expand_as(order_TE));
   return route_to(input, rank_TE < counts_T.unsqueeze(1));
+}
+
+void Router::set_step(int64_t step) {
+  config_.experts = config::experts_at(configured_, step, steps_);
+  next_experts_ = config::experts_at(configured_, step + 1, steps_);
 }
 
 void Router::update(const StepCounts& counts, const at::Tensor& applied) {

@@ -52,6 +52,9 @@ class Router {
   // Selects each token's likeliest experts: counts_T of them, int64 [T], at least 1. For a method whose gates
   // are probabilities (route), without zero experts.
   ops::RouteOutput select_likeliest(const RouterInput& input, const at::Tensor& counts_T) const;
+  // Sets config().experts to the budget of optimizer step `step`, which counts from 0 (routing.schedule).
+  // Call before the step. A new router has the budget of step 0.
+  virtual void set_step(int64_t step);
   // The shape of a step's statistics: [layers, size], or [1, size] if the layers' RouteOutput::statistics are
   // added up. [0]: none.
   virtual std::vector<int64_t> statistics_shape() const { return {0}; }
@@ -82,6 +85,8 @@ class Router {
  protected:
   // Replaces a tensor of state(), on the router's device.
   virtual void set_state(const std::string& name, const at::Tensor& value);
+  // The budget of the step after that of set_step().
+  const std::vector<double>& next_experts() const { return next_experts_; }
   const at::Device& device() const { return device_; }
   // `route` with this configuration, for top_k experts or, with 0, for the threshold p. bias_E: see
   // ops::route; undefined: none.
@@ -92,8 +97,10 @@ class Router {
 
  private:
   config::RoutingConfig config_;
+  config::RoutingConfig configured_;  // with the experts at the end of a schedule
+  std::vector<double> next_experts_;
   config::RouterZOn router_z_on_;
-  int64_t num_layers_, num_experts_, step_tokens_;
+  int64_t steps_, num_layers_, num_experts_, step_tokens_;
   at::Device device_;
   at::Tensor no_threshold_;          // f64 []: for top_k experts
   at::Tensor tokens_per_expert_LE_;  // int64: of the last applied step; undefined without global statistics

@@ -3,6 +3,8 @@
 #include <limits>
 #include <stdexcept>
 
+#include "dtopp/ops/core/host_copy.h"
+
 namespace dtopp::moe {
 namespace {
 
@@ -46,10 +48,18 @@ ThresholdController::ThresholdController(const config::RoutingConfig& config, in
   error_sum_C_ = at::zeros({controllers}, options);
   solved_C_ = at::full({controllers}, std::numeric_limits<double>::quiet_NaN(), options);
   steps_ = at::zeros({}, options.dtype(at::kLong));
-  std::vector<double> targets;
-  for (int64_t i = 0; i < controllers; ++i) targets.push_back(config::target_of_layer(config, i));
-  target_C_ = at::tensor(targets, at::kDouble).to(device);
+  set_targets(config.experts, config.experts);
   edges_ = cumulative_prob_bin_edges(device);
+}
+
+void ThresholdController::set_targets(const std::vector<double>& experts,
+                                      const std::vector<double>& next_experts) {
+  const auto on_device = [&](const std::vector<double>& targets) {
+    const at::Tensor target_C = at::tensor(targets, at::kDouble);
+    return ops::to_device(target_C.expand(threshold_C_.sizes()).contiguous(), threshold_C_.device());
+  };
+  target_C_ = on_device(experts);
+  next_target_C_ = on_device(next_experts);
 }
 
 void ThresholdController::update(const RoutedStep& step, const at::Tensor& applied) {
@@ -99,7 +109,7 @@ ThresholdController::Next ThresholdController::solve(const at::Tensor& error_C, 
   const at::Tensor most_C = unit_C * kMostOwed, most_now_C = unit_C * kMostMadeUpFor;
   Next next{{}, at::maximum(at::minimum(sum_C, most_C), -most_C)};
   const at::Tensor now_C = at::maximum(at::minimum(next.error_sum_C * kMadeUpFor, most_now_C), -most_now_C);
-  next.threshold_C = plant.threshold(target_C_ + now_C * num_experts_);
+  next.threshold_C = plant.threshold(next_target_C_ + now_C * num_experts_);
   return next;
 }
 

@@ -10,7 +10,7 @@
 // Anti-windup: if p is beyond a bound and e pushes it further, sum_e omits e and p is the bound.
 //
 // routing.controller: solve computes p from the step's curve a(p) (active_expert_curve.h). It aims at T plus
-// half of the accumulated error:
+// half of the accumulated error, with T of the coming step (routing.schedule):
 //
 // sum_e += e, except for the step of p_0        a(p) = T + E sum_e / 2
 //
@@ -54,6 +54,10 @@ class ThresholdController {
   // Updates the state after one optimizer step. Does nothing if `applied` (bool []) is false.
   void update(const RoutedStep& step, const at::Tensor& applied);
 
+  // The targets of the step that is updated next, and of the step after it: both in the form of
+  // RoutingConfig::experts. The error is that of the first; solve aims at the second.
+  void set_targets(const std::vector<double>& experts, const std::vector<double>& next_experts);
+
   bool per_layer() const { return config_.scope == config::ThresholdScope::kLayer; }
   // f64, one value or one per layer. Never modified in place.
   const at::Tensor& thresholds() const { return threshold_C_; }
@@ -78,10 +82,10 @@ class ThresholdController {
   Next solve(const at::Tensor& error_C, const Plant& plant) const;
 
   config::RoutingConfig config_;
-  at::Tensor num_experts_, target_C_;                // f64
-  at::Tensor edges_;                                 // of the histogram's bins
-  at::Tensor threshold_C_, error_sum_C_, solved_C_;  // f64, per controller: one, or one per layer
-  at::Tensor steps_;                                 // int64 []
+  at::Tensor num_experts_, target_C_, next_target_C_;  // f64
+  at::Tensor edges_;                                   // of the histogram's bins
+  at::Tensor threshold_C_, error_sum_C_, solved_C_;    // f64, per controller: one, or one per layer
+  at::Tensor steps_;                                   // int64 []
 };
 
 }  // namespace dtopp::moe

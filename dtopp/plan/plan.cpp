@@ -22,10 +22,14 @@ constexpr uint64_t kCudaProgram = uint64_t{512 + 2 * 32} << 20;
 // The rest is in blocks too small for them (benchmarks/training_cost.py).
 constexpr double kReusedShare = 0.6;
 
-double mean_active_experts(const config::RunConfig& config) {
+double possible_experts(const config::RunConfig& config, double experts) {
   if (config.model.is_dense()) return 0;
-  const auto experts = static_cast<double>(config.model.num_experts);
-  return std::clamp(config::mean_experts(config.routing), config.model.zero_experts > 0 ? 0.0 : 1.0, experts);
+  return std::clamp(experts, config.model.zero_experts > 0 ? 0.0 : 1.0,
+                    static_cast<double>(config.model.num_experts));
+}
+
+double mean_active_experts(const config::RunConfig& config) {
+  return possible_experts(config, config::mean_experts_of_run(config.routing));
 }
 
 // The mean number of experts per token of the step that needs most memory. The logits of a new model are
@@ -33,7 +37,7 @@ double mean_active_experts(const config::RunConfig& config) {
 double most_active_experts(const config::RunConfig& config) {
   if (!config.model.is_dense() && config.routing.method == config::RoutingMethod::kRelu)
     return static_cast<double>(config.model.num_experts);
-  return mean_active_experts(config);
+  return possible_experts(config, config::most_experts_of_run(config.routing));
 }
 
 struct Counts {

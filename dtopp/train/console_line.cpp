@@ -22,11 +22,13 @@ std::string threshold_text(const std::vector<double>& thresholds) {
   return format("%.3f", *low).append(format("-%.3f", *high));
 }
 
-std::string routing_text(const config::RoutingConfig& routing, const StepResult& result) {
+std::string routing_text(const config::RunConfig& config, const StepResult& result) {
+  const config::RoutingConfig& routing = config.routing;
   if (result.activations.num_layers() == 0) return "";
   const moe::ActivationSummary summary = result.activations.summary();
   std::string text = format(" | experts %.2f", summary.mean);
-  if (config::holds_target(routing.method)) text += format("/%.3g", config::mean_experts(routing));
+  if (config::holds_target(routing.method))
+    text += format("/%.3g", config::mean_experts_at(routing, result.step - 1, config.training.steps));
   if (const auto* p = result.router_values("threshold")) text.append(" | p ").append(threshold_text(*p));
   return text.append(format(" | imbalance %.1f", summary.imbalance));
 }
@@ -47,7 +49,7 @@ std::string console_line(const config::RunConfig& config, int64_t step, const St
     line.append(" | skipped");
   else
     line.append(" | lr ").append(scientific(result.lr));
-  line.append(routing_text(config.routing, result));
+  line.append(routing_text(config, result));
   line.append(" | ").append(format_count(rates.tokens_per_second)).append(" tok/s");
   line.append(format(" | MFU %.0f %%", rates.mfu * 100));
   if (rates.mfu_of_peak) line.append(format(" (%.0f %% of peak)", *rates.mfu_of_peak * 100));

@@ -31,7 +31,7 @@ Run::Run(const config::RunConfig& config, Trainer& trainer, runs::RunDirectory& 
       log_(log),
       stop_(stop),
       saver_(trainer, config, groups_, directory, metrics_, log),
-      budget_(config.routing) {}
+      budget_(config.routing, config.training.steps) {}
 
 void Run::add(std::unique_ptr<Periodic> evaluation) {
   if (evaluation) evaluations_.push_back(std::move(evaluation));

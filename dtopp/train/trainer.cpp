@@ -96,6 +96,7 @@ at::Tensor Trainer::overflows(const StepSums& sums) {
 
 bool Trainer::step(const StopToken& stop) {
   const double begin = steady_seconds();
+  if (router_) router_->set_step(state_.step);
   const moe::Routing routing = {router_, dispatcher_ ? dispatcher_ : local_experts_, /*training=*/true,
                                 /*ranks=*/nullptr, config_.training.recompute};
   const StepSums sums = accumulate_gradients(routing, stop);

@@ -23,7 +23,7 @@ std::optional<models::ValidationResult> Trainer::validate(int64_t tokens, const 
 moe::Routing Trainer::solved_routing() const {
   // Without a controller, p is part of the configuration.
   if (!router_ || !config::has_controller(config_.routing.method)) return parallel_routing();
-  return models::solve_on_validation(model_, config_, config_.routing.experts, store_.device(), losses_,
+  return models::solve_on_validation(model_, config_, router_->config().experts, store_.device(), losses_,
                                      data_, parallel_routing());
 }
 

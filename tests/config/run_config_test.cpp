@@ -54,6 +54,20 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
       {{"routing.method=hash"}, "routing.normalization: hash has no logits to normalize; set it to none"},
       {{"routing.method=hash", "routing.normalization=none"},
        "loss.load_balance: hash has no router to train; set it to 0 (or method=hash)"},
+      {{"routing.schedule=[2, 8]"},
+       "routing.schedule_at: must have as many values as routing.schedule, at least 2"},
+      {{"routing.schedule=[2, 8]", "routing.schedule_at=[0, 0.9]"},
+       "routing.schedule_at: must rise from 0.0 to 1.0, is [0.0, 0.9]"},
+      {{"routing.schedule=[2, 3, 8]", "routing.schedule_at=[0, 0, 1]"},
+       "routing.schedule_at: must rise from 0.0 to 1.0, is [0.0, 0.0, 1.0]"},
+      {{"routing.schedule=[0, 8]", "routing.schedule_at=[0, 1]"},
+       "routing.schedule: must lie in [1, 64] (model.num_experts), is 0.0"},
+      {{"routing.schedule=[2, 6]", "routing.schedule_at=[0, 1]"},
+       "routing.experts: is 8.0, but routing.schedule ends at 6.0; set both to the same"},
+      {{"routing.schedule=[2, 8]", "routing.schedule_at=[0, 1]", "routing.method=top_k"},
+       "routing.schedule_shape: must be step for top_k, whose number of experts is whole"},
+      {{"routing.schedule=[2, 8]", "routing.schedule_at=[0, 1]", "routing.method=top_p"},
+       "routing.schedule: top_p holds no budget; leave it out"},
       {{"routing.threshold=0"}, "routing.threshold: must lie between 0 and 1, both excluded, is 0.0"},
       {{"routing.threshold=1"}, "routing.threshold: must lie between 0 and 1, both excluded, is 1.0"},
       {{"routing.method=top_p", "routing.threshold=-0.25"},
@@ -190,6 +204,26 @@ TEST_F(RunConfigTest, mistyped_keys_are_answered_with_the_nearest) {
   EXPECT_EQ(error({"routing.method=topk"}),
             "argument 'routing.method=topk': routing.method: expected one of top_k, top_k_bias, top_p, "
             "dtop_p, dtop_p_bias, relu, expert_threshold, hash, got 'topk'");
+}
+
+TEST_F(RunConfigTest, a_schedule_moves_the_budget) {
+  RoutingConfig routing;
+  routing.experts = {6};
+  routing.schedule = {2, 6, 6};
+  routing.schedule_at = {0, 0.5, 1};
+  EXPECT_EQ(mean_experts_at(routing, 0, 100), 2);
+  EXPECT_EQ(mean_experts_at(routing, 25, 100), 4);
+  EXPECT_EQ(mean_experts_at(routing, 50, 100), 6);
+  EXPECT_EQ(mean_experts_at(routing, 100, 100), 6);
+  EXPECT_EQ(mean_experts_of_run(routing), 5);
+  EXPECT_EQ(most_experts_of_run(routing), 6);
+  routing.experts = {3, 9};  // layers keep their proportion
+  EXPECT_EQ(experts_at(routing, 25, 100), (std::vector<double>{2, 6}));
+  routing.schedule_shape = ScheduleShape::kStep;
+  EXPECT_EQ(mean_experts_at(routing, 49, 100), 2);
+  EXPECT_EQ(mean_experts_at(routing, 50, 100), 6);
+  EXPECT_EQ(mean_experts_of_run(routing), 4);
+  EXPECT_EQ(mean_experts_at(RoutingConfig(), 3, 100), 8);
 }
 
 TEST_F(RunConfigTest, dense_models_ignore_routing) {

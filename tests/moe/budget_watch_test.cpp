@@ -25,7 +25,7 @@ struct Said {
 };
 template <class Active>
 Said watch(const config::RoutingConfig& config, int64_t steps, Active active) {
-  BudgetWatch budget(config);
+  BudgetWatch budget(config, 1000);
   Said said;
   for (int64_t step = 1; step <= steps; ++step) {
     if (const auto text = budget.observe(step, active(step))) said = {step, said.times + 1, *text};

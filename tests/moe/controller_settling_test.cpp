@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "dtopp/moe/routers/make_router.h"
 #include "tests/moe/simulated_routing.h"
 
 namespace dtopp::moe::controller_settling_test {
@@ -112,6 +113,32 @@ TEST(SolvingController, follows_new_batches_within_their_noise) {
   // The mean of a batch is off by 1.5 / 8 / sqrt(1024) = 0.006 of T.
   for (size_t i = 2; i < off.size(); ++i) EXPECT_LT(std::abs(off[i]), 5 * 0.006) << i;
   for (size_t i = 2; i + 20 <= off.size(); ++i) EXPECT_LT(std::abs(mean_of(off, i, 20)), 0.002) << i;
+}
+
+// The target rises by 0.5 % of its end per step; the logits' distribution does not change.
+TEST(SolvingControllerSettling, follows_a_schedule_within_a_percent) {
+  config::RunConfig config;
+  config.model.num_layers = 1;
+  config.model.num_experts = 32;
+  config.model.sequence_length = 8;
+  config.training.steps = 200;
+  config.routing.controller = config::Controller::kSolve;
+  config.routing.normalization = config::Normalization::kNone;
+  config.routing.experts = {8};
+  config.routing.schedule = {4, 8};
+  config.routing.schedule_at = {0, 1};
+  const auto router = make_router(config, at::kCPU);
+  at::manual_seed(3);
+  for (int64_t step = 0; step < 200; ++step) {
+    router->set_step(step);
+    const ops::RouteOutput output =
+        router->select({0, at::randn({8192, 32}), at::ones({}), /*training=*/true});
+    const double target = config::mean_experts_at(config.routing, step, 200);
+    const double active = output.tokens_per_expert_E.sum().item<double>() / 8192;
+    EXPECT_TRUE(step < 3 || std::abs(active - target) < 0.01 * target + 0.02) << step << " " << active;
+    router->update({output.tokens_per_expert_E.view({1, -1}), 8192, output.statistics.view({1, -1})},
+                   at::ones({}, at::kBool));
+  }
 }
 
 }  // namespace

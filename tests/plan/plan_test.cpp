@@ -43,6 +43,19 @@ TEST(Plan, zero_experts_cost_their_rows_of_the_router) {
   EXPECT_EQ(make_plan(config).active_experts, 0.5);
 }
 
+TEST(Plan, a_schedule_costs_its_mean_and_needs_the_memory_of_its_maximum) {
+  config::RunConfig config = tiny();
+  config.routing.experts = {2};
+  config.routing.schedule = {5, 1, 2};
+  config.routing.schedule_at = {0, 0.5, 1};
+  const Plan plan = make_plan(config);
+  config.routing.schedule.clear();
+  config.routing.experts = {2.25};
+  EXPECT_EQ(plan.flops_per_token, make_plan(config).flops_per_token);
+  config.routing.experts = {5};
+  EXPECT_EQ(plan.memory_bytes(), make_plan(config).memory_bytes());
+}
+
 TEST(Plan, hash_has_no_router) {
   config::RunConfig config = tiny();
   config.routing.method = config::RoutingMethod::kHash;

@@ -25,7 +25,7 @@ class DTopPRouter final : public Router {
  public:
   DTopPRouter(const config::RunConfig& config, const at::Device& device, std::optional<ExpertBias> bias)
       : Router(config, device),
-        controller_(config.routing, config.model.num_experts, config.model.num_layers, device),
+        controller_(Router::config(), config.model.num_experts, config.model.num_layers, device),
         zero_experts_(config.model.zero_experts),
         stride_(cumulative_prob_stride(config.model.router_columns(), config.model.tokens_per_sample(),
                                        config.training.global_batch_size * config.model.tokens_per_sample())),
@@ -44,6 +44,10 @@ class DTopPRouter final : public Router {
       output.statistics = at::cat({output.statistics, zero_Z.sum().view({1})});
     }
     return output;
+  }
+  void set_step(int64_t step) override {
+    Router::set_step(step);
+    if (!config().schedule.empty()) controller_.set_targets(config().experts, next_experts());
   }
   std::vector<int64_t> statistics_shape() const override {
     // Zero experts add the number of zero experts that tokens took.

@@ -26,8 +26,7 @@ class ExpertThresholdRouter final : public Router {
  public:
   ExpertThresholdRouter(const config::RunConfig& config, const at::Device& device)
       : Router(config, device),
-        share_(config::mean_experts(config.routing) / static_cast<double>(config.model.num_experts)),
-        first_experts_(std::llround(config::mean_experts(config.routing))),
+        first_experts_(std::llround(config::mean_experts(Router::config()))),
         stride_(cumulative_prob_stride(config.model.num_experts, config.model.tokens_per_sample(),
                                        config.training.global_batch_size * config.model.tokens_per_sample())),
         cut_LE_(at::zeros({num_layers(), num_experts()}, at::device(device).dtype(at::kDouble))),
@@ -59,7 +58,8 @@ class ExpertThresholdRouter final : public Router {
   void update(const StepCounts& counts, const at::Tensor& applied) override {
     Router::update(counts, applied);
     const int64_t tokens = counts.tokens / stride_;
-    const auto rank = static_cast<int64_t>(std::floor(static_cast<double>(tokens) * share_ + 0.5));
+    const double share = next_experts()[0] / static_cast<double>(num_experts());  // of the tokens, per expert
+    const auto rank = static_cast<int64_t>(std::floor(static_cast<double>(tokens) * share + 0.5));
     const at::Tensor cut_LE = ranked_logit(counts.statistics.view({num_layers(), num_experts(), kLogitBins}),
                                            std::clamp<int64_t>(rank, 1, std::max<int64_t>(tokens, 1)));
     const double decay = config().cut_decay;
@@ -97,7 +97,6 @@ class ExpertThresholdRouter final : public Router {
     threshold_LE_ = (cut_LE_ / (1 - decay.pow(steps_))).to(at::kFloat);
   }
 
-  double share_;             // of the tokens that an expert takes
   int64_t first_experts_;    // per token, without thresholds
   int64_t stride_;           // of the tokens whose logits are counted
   at::Tensor cut_LE_;        // m, f64

@@ -38,21 +38,22 @@ at::Tensor draw_experts(int64_t layer, int64_t num_ids, int64_t num_experts, int
 class HashRouter final : public Router {
  public:
   HashRouter(const config::RunConfig& config, const at::Device& device)
-      : Router(config, device), top_k_(config::top_k_of(config.routing)) {
+      : Router(config, device), most_(static_cast<int64_t>(config::most_experts_of_run(config.routing))) {
     for (int64_t layer = 0; layer < num_layers(); ++layer)
-      expert_LVK_.push_back(draw_experts(layer, config.model.vocab_size, num_experts(), top_k_).to(device));
+      expert_LVK_.push_back(draw_experts(layer, config.model.vocab_size, num_experts(), most_).to(device));
   }
 
   ops::RouteOutput select(const RouterInput& input) override {
     const at::Tensor& expert_VK = expert_LVK_.at(static_cast<size_t>(input.layer));
-    const at::Tensor expert_TK = expert_VK.index_select(0, input.ids_T).to(at::kLong);
+    const int64_t top_k = config::top_k_of(config());
+    const at::Tensor expert_TK = expert_VK.narrow(1, 0, top_k).index_select(0, input.ids_T).to(at::kLong);
     const auto real = at::device(device()).dtype(at::kFloat);
     const at::Tensor map_TE = at::zeros({expert_TK.size(0), num_experts()}, real.dtype(at::kBool));
     map_TE.scatter_(1, expert_TK, true);
     const at::Tensor histogram = at::zeros({num_experts() + 1}, real.dtype(at::kLong));
-    histogram.narrow(0, top_k_, 1).fill_(expert_TK.size(0));
+    histogram.narrow(0, top_k, 1).fill_(expert_TK.size(0));
     const at::Tensor none = at::zeros({}, real);  // there are no probabilities
-    return {map_TE.to(at::kFloat) * (1.0 / static_cast<double>(top_k_)),
+    return {map_TE.to(at::kFloat) * (1.0 / static_cast<double>(top_k)),
             map_TE.sum(0),
             histogram,
             at::zeros({num_experts()}, real),
@@ -61,7 +62,7 @@ class HashRouter final : public Router {
   }
 
  private:
-  int64_t top_k_;
+  int64_t most_;  // experts per token in any step
   std::vector<at::Tensor> expert_LVK_;
 };
 

@@ -26,7 +26,6 @@ class ReluRouter final : public Router {
  public:
   ReluRouter(const config::RunConfig& config, const at::Device& device)
       : Router(config, device),
-        target_(config::mean_experts(config.routing)),
         lambda_(at::full({1}, config.routing.lambda_0, at::device(device).dtype(at::kDouble))),
         used_lambda_(lambda_),
         factor_(at::full({}, config.routing.lambda_factor, lambda_.options())) {}
@@ -37,7 +36,7 @@ class ReluRouter final : public Router {
     output.gates_TE = at::relu(input.logits_TE);
     ops::set_counts(output.gates_TE.detach().ne(0), output);
     const auto tokens = static_cast<double>(std::max<int64_t>(input.logits_TE.size(0), 1));
-    output.mean_prob_E = output.gates_TE.sum(0) / (tokens * target_);
+    output.mean_prob_E = output.gates_TE.sum(0) / (tokens * config::mean_experts(config()));
     return output;
   }
   at::Tensor load_balance_weight() const override { return lambda_[0].to(at::kFloat); }
@@ -45,7 +44,7 @@ class ReluRouter final : public Router {
   void update(const StepCounts& counts, const at::Tensor& applied) override {
     Router::update(counts, applied);
     used_lambda_ = lambda_;
-    const double wanted = target_ * static_cast<double>(counts.tokens * num_layers());
+    const double wanted = config::mean_experts(config()) * static_cast<double>(counts.tokens * num_layers());
     const at::Tensor is_above = counts.tokens_per_expert_LE.sum().to(at::kDouble).gt(wanted);
     const at::Tensor next = at::where(is_above, lambda_ * factor_, lambda_ / factor_);
     lambda_ = at::where(applied, next.clamp(kSmallestLambda, kLargestLambda), lambda_);
@@ -65,7 +64,6 @@ class ReluRouter final : public Router {
   }
 
  private:
-  double target_;
   at::Tensor lambda_, used_lambda_;  // f64 [1]: of the next step and the last one
   at::Tensor factor_;                // a tensor: a device multiplies by the reciprocal of a scalar divisor
 };

@@ -21,6 +21,7 @@ constexpr char kPairDeviation[] = "moe/active_experts_std";
 std::optional<double> budget_of(const config::RunConfig& config) {
   const config::RoutingConfig& routing = config.routing;
   if (config.model.is_dense() || routing.method == config::RoutingMethod::kTopP) return std::nullopt;
+  if (!routing.schedule.empty()) return std::nullopt;  // the target changes
   return config::mean_experts(routing);
 }
 

@@ -10,8 +10,8 @@ from refusal import assert_refused
 
 pytestmark = [needs_program, for_cpus]
 
-CONVERTED = ("shared_experts",)  # to the Hugging Face format
-TARGETS = ("shared_experts", "zero_experts", "dtop_p_bias")  # with --target-experts
+CONVERTED = ("shared_experts", "schedule")  # to the Hugging Face format
+TARGETS = ("shared_experts", "zero_experts", "dtop_p_bias", "schedule")  # with --target-experts
 
 
 def train(directory, router, *overrides):
@@ -45,6 +45,13 @@ def test_several_ranks_have_the_bits_of_one(whole, tmp_path, processes, expert_p
     assert done.returncode == 0, done.stderr
     assert tiny_run.state(tmp_path / "run", 12) == tiny_run.state(run, 12)
     assert tiny_run.timeless(tiny_run.metrics(tmp_path / "run")) == tiny_run.timeless(tiny_run.metrics(run))
+
+
+def test_a_step_schedule_is_followed(whole):
+    router, run = whole
+    if router == "schedule_hash":
+        lines = [line for line in tiny_run.metrics(run) if "moe/active_experts" in line]
+        assert [line["moe/active_experts"] for line in lines] == [4] * 6 + [2] * 6
 
 
 def test_the_plan_counts_the_parameters_of_the_checkpoint(whole):
