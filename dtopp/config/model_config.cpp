@@ -78,6 +78,8 @@ void validate(const ModelConfig& config) {
   require_between("model.zero_experts", 0, kMostExperts, config.zero_experts);
   if (config.zero_experts > 0 && config.is_dense())
     throw InvalidValue("model.zero_experts", "a dense model has no router; set it to 0");
+  if (config.zero_experts == 0 && config.zero_kind != ZeroKind::kZero)
+    throw InvalidValue("model.zero_kind", "copy needs model.zero_experts");
   require_between("model.shared_experts", 0, kMostExperts, config.shared_experts);
   if (config.shared_experts > 0 && config.is_dense())
     throw InvalidValue("model.shared_experts", "a dense model has no experts to share with; set it to 0");

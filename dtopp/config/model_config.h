@@ -14,6 +14,12 @@ namespace dtopp::config {
 
 enum class ModelType { kLanguageModel, kDiffusionTransformer };
 
+enum class ZeroKind { kZero, kCopy };  // what a zero expert returns: 0, or its input
+
+constexpr auto enum_names(ZeroKind) {
+  return std::array<std::pair<ZeroKind, std::string_view>, 2>{
+      {{ZeroKind::kZero, "zero"}, {ZeroKind::kCopy, "copy"}}};
+}
 constexpr auto enum_names(ModelType) {
   return std::array<std::pair<ModelType, std::string_view>, 2>{
       {{ModelType::kLanguageModel, "language_model"},
@@ -33,7 +39,8 @@ struct ModelConfig : LanguageModelConfig, DiffusionTransformerConfig {
   int64_t ffn_hidden_size = 0;   // per expert; of the whole FFN if num_experts is 1
   int64_t num_experts = 0;       // 1: dense
   int64_t zero_experts = 0;      // further columns of the router; they compute nothing
-  int64_t shared_experts = 0;    // every token passes one FFN of this many times ffn_hidden_size
+  ZeroKind zero_kind = ZeroKind::kZero;
+  int64_t shared_experts = 0;  // every token passes one FFN of this many times ffn_hidden_size
   double init_std = 0.02;
   bool scale_residual_init = false;  // divide the std of o_proj and down_proj by sqrt(2 num_layers)
 
@@ -66,6 +73,7 @@ void visit_fields(SectionOf<ModelConfig> auto& config, auto&& field) {
   field("ffn_hidden_size", config.ffn_hidden_size);
   field("num_experts", config.num_experts);
   field("zero_experts", config.zero_experts);
+  field("zero_kind", config.zero_kind);
   field("shared_experts", config.shared_experts);
   // Keys of the other model types are unknown keys.
   switch (config.type) {

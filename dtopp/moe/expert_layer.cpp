@@ -13,6 +13,8 @@ namespace {
 // alone, so that it moves no load to or from zero experts.
 void remove_zero_experts(const RouterInput& input, config::Normalization normalization, int64_t num_experts,
                          ops::RouteOutput& output) {
+  output.zero_gate_T1 =
+      output.gates_TE.narrow(1, num_experts, output.gates_TE.size(1) - num_experts).sum(1, /*keepdim=*/true);
   output.gates_TE = output.gates_TE.narrow(1, 0, num_experts).contiguous();
   const at::Tensor map_TE = output.gates_TE.detach().ne(0), active_T = map_TE.sum(1);
   output.tokens_per_expert_E = map_TE.sum(0);
@@ -56,6 +58,8 @@ ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights&
                                                            weights.down_EDF, recompute)
                                 : ops::moe_ffn(x_TD, gates_TE, weights.gate_up_EGD, weights.down_EDF,
                                                /*capacity=*/0, recompute);
+  if (weights.copies_input)
+    output.y_TD = output.y_TD + (x_TD * output.routing.zero_gate_T1).to(x_TD.scalar_type());
   return output;
 }
 

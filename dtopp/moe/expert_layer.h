@@ -12,11 +12,12 @@
 namespace dtopp::moe {
 
 struct ExpertLayerWeights {
-  at::Tensor router_ED;     // with rows for zero experts after those of the E experts; f32 in every compute
-                            // precision; undefined for a method without logits
-  at::Tensor router_scale;  // theta, f32 []; undefined unless normalization is dynamic
-  at::Tensor gate_up_EGD;   // the experts that Routing::experts computes with: all, or this rank's
-  at::Tensor down_EDF;      // likewise
+  at::Tensor router_ED;       // with rows for zero experts after those of the E experts; f32 in every compute
+                              // precision; undefined for a method without logits
+  at::Tensor router_scale;    // theta, f32 []; undefined unless normalization is dynamic
+  at::Tensor gate_up_EGD;     // the experts that Routing::experts computes with: all, or this rank's
+  at::Tensor down_EDF;        // likewise
+  bool copies_input = false;  // zero experts return x (model.zero_kind)
 };
 
 struct ExpertLayerOutput {
@@ -45,7 +46,8 @@ struct Routing {
 ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
                               const Routing& routing);
 
-// Runs router and experts. Requires routing.router.
+// Runs router and experts. Requires routing.router. With copies_input, y also has x times the gates of zero
+// experts.
 //
 // Shapes:        x_TD [T, D], in the compute precision -> y_TD alike
 // Collective:    if routing.experts is the token dispatcher: every rank of the EP group, in the backward pass

@@ -96,6 +96,7 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
        "routing.experts: must lie in (0, 64] (model.num_experts), is 0.0"},
       {{"model.zero_experts=8", "routing.max_experts=73"},
        "routing.max_experts: must lie in [0, 72] (model.num_experts + zero_experts; 0: no cap), is 73"},
+      {{"model.zero_kind=copy"}, "model.zero_kind: copy needs model.zero_experts"},
       {{"model.shared_experts=-1"}, "model.shared_experts: must lie in [0, 65536], is -1"},
       {{"model.num_experts=1", "model.shared_experts=1"},
        "model.shared_experts: a dense model has no experts to share with; set it to 0"},

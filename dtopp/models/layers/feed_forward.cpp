@@ -43,6 +43,7 @@ FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
   if (model.shared_experts > 0) look_up_dense(prefix + "shared_experts.");
   weights.experts.gate_up_EGD = parameter(prefix + "experts.gate_up_proj");
   weights.experts.down_EDF = parameter(prefix + "experts.down_proj");
+  weights.experts.copies_input = model.zero_kind == config::ZeroKind::kCopy;
   return weights;
 }
 

@@ -38,6 +38,8 @@ struct RouteOutput {
   at::Tensor router_z;             // f32 []: mean of logsumexp(z)^2, of the raw logits
   // Not an output of the op: int64, counts that the router's update needs (moe/router.h); may be undefined.
   at::Tensor statistics{};
+  at::Tensor
+      zero_gate_T1{};  // likewise: f32, the sum of a token's gates of zero experts (model.zero_experts)
 };
 
 // The host does not wait for a CUDA device. Differentiable: gates, mean_prob, entropy and router_z, with

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <torch/csrc/autograd/autograd.h>
+
 #include "dtopp/moe/active_expert_curve.h"
 #include "dtopp/moe/expert_layer.h"
 #include "dtopp/moe/routers/make_router.h"
@@ -34,6 +36,10 @@ ExpertLayerWeights identity_router(const config::RunConfig& config) {
           {},
           at::randn({E, 6, C}).requires_grad_(),
           at::randn({E, C, 3}).requires_grad_()};
+}
+
+at::Tensor gradient_of(const at::Tensor& y_TD, const at::Tensor& x_TD, const at::Tensor& grad_TD) {
+  return torch::autograd::grad({y_TD}, {x_TD}, {grad_TD})[0];
 }
 
 TEST(TopKZero, gates_count_zero_experts_and_biases_choose_only) {
@@ -146,6 +152,21 @@ TEST(ZeroExperts, leave_the_layer_its_experts_only) {
     EXPECT_NEAR(output.routing.mean_prob_E.sum().item<double>(), 1, 1e-5);
     EXPECT_TRUE(output.routing.mean_prob_E.allclose(x_TD.narrow(1, 0, 5).softmax(1).mean(0), 1e-5, 1e-6));
   }
+}
+
+TEST(ZeroExperts, that_copy_return_the_input_times_their_gates) {
+  const config::RunConfig config = zero_config(kTopKBias, 5, 3, 2, 3);
+  const Routing routing{make_router(config, at::kCPU)};
+  ExpertLayerWeights weights = identity_router(config);
+  const at::Tensor x_TD = (at::randn({40, 8}) * 2).requires_grad_(), grad_TD = at::randn({40, 8});
+  const at::Tensor alone_TD = expert_layer(x_TD, weights, 0, routing).y_TD;
+  const at::Tensor gates_TC = routing.router->select({0, x_TD, at::ones({})}).gates_TE;
+  const at::Tensor expected_TD = alone_TD + x_TD * gates_TC.narrow(1, 5, 3).sum(1, true);
+  const at::Tensor expected_grad_TD = gradient_of(expected_TD, x_TD, grad_TD);
+  weights.copies_input = true;
+  const at::Tensor y_TD = expert_layer(x_TD, weights, 0, routing).y_TD;
+  EXPECT_TRUE(y_TD.allclose(expected_TD, 1e-5, 1e-5));
+  EXPECT_TRUE(gradient_of(y_TD, x_TD, grad_TD).allclose(expected_grad_TD, 1e-4, 1e-5));
 }
 
 // Every token's likeliest choices are zero experts.

@@ -49,6 +49,7 @@ CASES = {
     "dtop_p_window": {"model.attention_window": 5, "model.num_kv_heads": 2},
     "dtop_p_window_documents": {"model.attention_window": 9, "model.attend_across_documents": "false", "data.end_of_text": 7},
     "dtop_p_zero_experts": {"model.zero_experts": 4},
+    "dtop_p_zero_experts_that_copy": {"model.zero_experts": 4, "model.zero_kind": "copy"},
     "dtop_p_shared_experts": {"model.shared_experts": 2},
     "dtop_p_lm_loss_alone": {"loss.lm_z": 0, "loss.load_balance": 0, "loss.dynamic": 0, "loss.router_z": 0},
 }

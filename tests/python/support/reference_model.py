@@ -121,8 +121,10 @@ def route(z_TE, scale, routing, threshold, num_experts):
     gates = P * chosen
     if routing["renormalize"]:
         gates = gates / gates.sum(-1, keepdim=True)
+    zero_gate = gates[:, num_experts:].sum(-1, keepdim=True)
     gates, chosen = gates[:, :num_experts], chosen[:, :num_experts]
     return gates, {
+        "zero_gate": zero_gate,
         "gates": gates,
         "counts": chosen.sum(0).long(),
         "histogram": torch.bincount(chosen.sum(-1).long(), minlength=num_experts + 1),
@@ -138,12 +140,14 @@ def swiglu(x, gate_up, down):
     return (F.silu(gate) * up) @ down.transpose(-1, -2)
 
 
-def moe(x_TD, parameters, weight, prefix, routing, threshold):
+def moe(x_TD, parameters, weight, prefix, routing, threshold, copies_input=False):
     z_TE = x_TD.to(parameters[prefix + "gate.weight"].dtype) @ parameters[prefix + "gate.weight"].T
     gates_TE, routed = route(z_TE, parameters.get(prefix + "gate.scale"), routing, threshold,
                              len(parameters[prefix + "experts.down_proj"]))
     y_ETD = swiglu(x_TD, weight(prefix + "experts.gate_up_proj"), weight(prefix + "experts.down_proj"))
     y_TD = (gates_TE.T.unsqueeze(-1) * y_ETD).sum(0).to(x_TD.dtype)
+    if copies_input:
+        y_TD = y_TD + (x_TD * routed["zero_gate"]).to(x_TD.dtype)
     if prefix + "shared_experts.down_proj.weight" in parameters:
         y_TD = y_TD + swiglu(x_TD, weight(prefix + "shared_experts.gate_up_proj.weight"),
                              weight(prefix + "shared_experts.down_proj.weight"))
@@ -170,7 +174,8 @@ def forward(config, parameters, tokens_BL, thresholds, compute=None):
         if model["num_experts"] == 1:
             x = x + swiglu(h, weight(prefix + "mlp.gate_up_proj.weight"), weight(prefix + "mlp.down_proj.weight"))
         else:
-            y, routed = moe(h.flatten(0, 1), parameters, weight, prefix + "mlp.", config["routing"], thresholds[n])
+            y, routed = moe(h.flatten(0, 1), parameters, weight, prefix + "mlp.", config["routing"], thresholds[n],
+                            model.get("zero_kind") == "copy")
             x = x + y.unflatten(0, h.shape[:2])
             layers.append(routed)
     head = weight("model.embed_tokens.weight" if model["tie_embeddings"] else "lm_head.weight")
