@@ -56,6 +56,7 @@ struct Method {
   config::Normalization normalization;
   bool renormalize;
   Expected (*select)(const Case& c);
+  int64_t zero_experts = 0;  // the last columns of the logits
 };
 
 using enum config::RoutingMethod;
@@ -93,14 +94,27 @@ const Method kMethods[] = {
                                             : c.z_TE.detach().to(at::kFloat) >= tau_E.to(at::kFloat);
        return Expected{map_TE, c.z_TE.sigmoid() * map_TE};
      }},
+    {"top_k_bias_zero", kTopKBias, kNone, true,
+     [](const Case& c) {
+       const at::Tensor bias_E = at::constant_pad_nd(c.bias_E(), {0, c.prob_TE.size(1) - c.bias_E().size(0)});
+       const at::Tensor order_TE = order_of(c.prob_TE + bias_E);
+       return renormalised(c.prob_TE, first_of(order_TE, same_for_all(c.z_TE, c.config.max_experts)));
+     },
+     3},
+    {"dtop_p_zero", kDTopP, kDynamic, true,
+     [](const Case& c) { return by_mass(c, c.number("threshold_C"), order_of(c.prob_TE)); }, 3},
 };
 
 constexpr int64_t kLayers = 2, kSequence = 8;
 
-config::RunConfig config_of(const Method& method, int64_t experts = 8) {
+// `columns`: experts and zero experts.
+config::RunConfig config_of(const Method& method, int64_t columns = 8) {
+  const int64_t experts = columns - method.zero_experts;
   config::RunConfig config;
   config.model.num_layers = kLayers;
   config.model.num_experts = experts;
+  config.model.zero_experts = method.zero_experts;
+  if (method.zero_experts > 0 && method.method == kTopKBias) config.routing.max_experts = 5;
   config.model.sequence_length = kSequence;
   config.routing.method = method.method;
   config.routing.experts = {static_cast<double>(std::min<int64_t>(experts, 3))};
@@ -145,7 +159,7 @@ class RouterFamily : public testing::TestWithParam<Method> {
         if (out.statistics.defined())
           statistics_S = statistics_S.defined() ? statistics_S + out.statistics : out.statistics;
       }
-      counts.push_back(counts_E);
+      counts.push_back(counts_E.narrow(0, 0, router.num_experts()));
       if (statistics_S.defined()) statistics.push_back(statistics_S);
     }
     at::Tensor rows = statistics.empty() ? at::Tensor() : at::stack(statistics);
@@ -170,6 +184,7 @@ MATCHER_P(has_the_state_of, router, "has the same state") {
 
 TEST_P(RouterFamily, selects_and_weighs_as_its_equations) {
   for (const int64_t experts : {1, 2, 8, 33, 64, 512}) {
+    if (experts < GetParam().zero_experts + 2) continue;
     for (const bool first_step : {true, false}) {
       const auto router = first_step ? make(experts) : trained(experts);
       for (const int64_t tokens : {0, 1, 7, 513}) {
