@@ -42,8 +42,8 @@ RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
   out.gates_TE = at::where(routing_map_TE, out.gates_TE, at::zeros({}, out.gates_TE.options()));
   if (renormalize) {
     const at::Tensor sum_T1 = out.gates_TE.sum({1}, /*keepdim=*/true);
-    const at::Tensor none_T1 = routing_map_TE.any(1, /*keepdim=*/true).logical_not();
-    out.gates_TE = out.gates_TE / sum_T1.masked_fill(none_T1, 1);
+    // Other gates stay 0, also if the sum is 0 or NaN.
+    out.gates_TE = out.gates_TE / at::where(routing_map_TE, sum_T1, at::ones({}, sum_T1.options()));
   }
   set_counts(routing_map_TE, out);
   return out;
