@@ -109,6 +109,8 @@ void LineReader::strip_line_breaks(std::string& document) {
 }
 
 struct DocumentParser::Impl {
+  explicit Impl(DocumentFilter filter) : filter(std::move(filter)) {}
+
   // True if the first line that is not blank is a JSON object with the key `text`.
   bool begins_with_json_line(std::string_view text) {
     const size_t begin = text.find_first_not_of(" \t\r\n");
