@@ -94,7 +94,7 @@ const std::vector<std::pair<std::string, CountsRule>>& counts_rules() {
 
 at::Tensor redistribute(const at::Tensor& counts_LN, CountsRule rule,
                         const std::vector<std::vector<int64_t>>& groups, uint64_t seed) {
-  const at::Tensor result_LN = counts_LN.clone();
+  at::Tensor result_LN = counts_LN.clone();
   if (rule == CountsRule::kAsIs) return result_LN;
   const RandomStream stream(seed, "counts of tokens");
   if (rule == CountsRule::kUniform) {

@@ -61,9 +61,11 @@ void read_value(const config::ConfigNode& node, const std::string& key, Commands
       fail(node.items[i],
            key + ": " + config::quote_for_message(name) + " names a file; remove slashes, dots and spaces");
     AfterCommand& command = commands.all.emplace_back(AfterCommand{name, ""});
-    config::detail::read_value(node.items[i], key + "." + name, command.line);
+    std::string path = key;
+    path.append(".").append(name);
+    config::detail::read_value(node.items[i], path, command.line);
     if (command.line.find_first_not_of(' ') == std::string::npos)
-      fail(node.items[i], key + "." + name + ": is empty; name a program");
+      fail(node.items[i], path.append(": is empty; name a program"));
   }
 }
 
@@ -95,8 +97,10 @@ void read_value(const config::ConfigNode& node, const std::string& key, SeedsByV
     config::detail::throw_wrong_type(node, key, "variants with their seeds ({name: [1, 2]})");
   for (size_t i = 0; i < node.keys.size(); ++i) {
     auto& [variant, own] = seeds.all.emplace_back(node.keys[i], std::vector<int64_t>{});
-    config::detail::read_value(node.items[i], key + "." + variant, own);
-    if (own.empty()) fail(node.items[i], key + "." + variant + ": is empty; remove the variant instead");
+    std::string path = key;
+    path.append(".").append(variant);
+    config::detail::read_value(node.items[i], path, own);
+    if (own.empty()) fail(node.items[i], path.append(": is empty; remove the variant instead"));
   }
 }
 

@@ -121,9 +121,9 @@ void require_agreement(const LedgerRow& a, const std::string& place_of_a, const 
     const auto other = b.values.find(measure);
     if (other == b.values.end() || !value.value || !other->second.value) continue;
     if (*value.value != *other->second.value)
-      throw DataError(place_of_a + ": run " + a.run + ": " + measure + " is " + format("%.9g", *value.value) +
-                      ", but " + format("%.9g", *other->second.value) + " in " + place_of_b +
-                      "; remove one of the two");
+      throw DataError(format("%s: run %s: %s is %.9g, but %.9g in %s; remove one of the two",
+                             place_of_a.c_str(), a.run.c_str(), measure.c_str(), *value.value,
+                             *other->second.value, place_of_b.c_str()));
   }
 }
 

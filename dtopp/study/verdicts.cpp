@@ -111,7 +111,7 @@ std::string ratio_text(const RatioInterval& ratio) {
 
 // "top-k minus dtop-p", or "(top-k minus dtop-p) / (dense minus top-k)"
 std::string formula_of(const PlannedComparison& planned) {
-  const std::string difference = planned.of + " minus " + planned.less;
+  std::string difference = planned.of + " minus " + planned.less;
   if (!planned.is_ratio()) return difference;
   return "(" + difference + ") / (" + planned.over.of + " minus " + planned.over.less + ")";
 }

@@ -19,7 +19,7 @@ namespace {
 // int32 [V, K]: the first K positions of a random order of the experts, per id.
 at::Tensor draw_experts(int64_t layer, int64_t num_ids, int64_t num_experts, int64_t top_k) {
   const RandomStream stream(/*seed=*/0, "hash router " + std::to_string(layer));
-  const at::Tensor expert_VK = at::empty({num_ids, top_k}, at::kInt);
+  at::Tensor expert_VK = at::empty({num_ids, top_k}, at::kInt);
   auto* expert = expert_VK.mutable_data_ptr<int32_t>();
   std::vector<int32_t> order(static_cast<size_t>(num_experts));
   for (int64_t id = 0; id < num_ids; ++id) {
