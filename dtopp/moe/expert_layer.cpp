@@ -4,6 +4,7 @@
 
 #include "dtopp/ops/gemm/router_linear.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
+#include "dtopp/ops/route/route_selected.h"
 
 namespace dtopp::moe {
 namespace {
@@ -16,10 +17,7 @@ void remove_zero_experts(const RouterInput& input, config::Normalization normali
   output.zero_gate_T1 =
       output.gates_TE.narrow(1, num_experts, output.gates_TE.size(1) - num_experts).sum(1, /*keepdim=*/true);
   output.gates_TE = output.gates_TE.narrow(1, 0, num_experts).contiguous();
-  const at::Tensor map_TE = output.gates_TE.detach().ne(0), active_T = map_TE.sum(1);
-  output.tokens_per_expert_E = map_TE.sum(0);
-  output.active_histogram =
-      at::zeros({num_experts + 1}, active_T.options()).index_add(0, active_T, at::ones_like(active_T));
+  ops::set_counts(output.gates_TE.detach().ne(0), output);
   const at::Tensor s_TE = softmax_inputs(input, normalization).narrow(1, 0, num_experts);
   const auto tokens = static_cast<double>(std::max<int64_t>(s_TE.size(0), 1));
   output.mean_prob_E = at::softmax(s_TE, -1).sum(0) * (1 / tokens);

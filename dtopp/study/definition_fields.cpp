@@ -31,7 +31,7 @@ void read_value(const config::ConfigNode& node, const std::string& key, Variants
   for (size_t i = 0; i < node.keys.size(); ++i) {
     const config::ConfigNode& item = node.items[i];
     if (item.kind != Kind::kMapping && item.kind != Kind::kNull)
-      config::detail::throw_wrong_type(item, key + "." + node.keys[i],
+      config::detail::throw_wrong_type(item, config::detail::join_key(key, node.keys[i]),
                                        "the variant's settings ({key: value})");
     if (node.keys[i].empty()) fail(item, key + ": a variant needs a name");
     Variant& variant = variants.all.emplace_back(Variant{node.keys[i], {}});
@@ -61,11 +61,10 @@ void read_value(const config::ConfigNode& node, const std::string& key, Commands
       fail(node.items[i],
            key + ": " + config::quote_for_message(name) + " names a file; remove slashes, dots and spaces");
     AfterCommand& command = commands.all.emplace_back(AfterCommand{name, ""});
-    std::string path = key;
-    path.append(".").append(name);
+    const std::string path = config::detail::join_key(key, name);
     config::detail::read_value(node.items[i], path, command.line);
     if (command.line.find_first_not_of(' ') == std::string::npos)
-      fail(node.items[i], path.append(": is empty; name a program"));
+      fail(node.items[i], path + ": is empty; name a program");
   }
 }
 
@@ -97,10 +96,9 @@ void read_value(const config::ConfigNode& node, const std::string& key, SeedsByV
     config::detail::throw_wrong_type(node, key, "variants with their seeds ({name: [1, 2]})");
   for (size_t i = 0; i < node.keys.size(); ++i) {
     auto& [variant, own] = seeds.all.emplace_back(node.keys[i], std::vector<int64_t>{});
-    std::string path = key;
-    path.append(".").append(variant);
+    const std::string path = config::detail::join_key(key, variant);
     config::detail::read_value(node.items[i], path, own);
-    if (own.empty()) fail(node.items[i], path.append(": is empty; remove the variant instead"));
+    if (own.empty()) fail(node.items[i], path + ": is empty; remove the variant instead");
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "dtopp/base/random.h"
 #include "dtopp/moe/router.h"
+#include "dtopp/ops/route/route_selected.h"
 
 namespace dtopp::moe {
 namespace {
@@ -50,15 +51,12 @@ class HashRouter final : public Router {
     const auto real = at::device(device()).dtype(at::kFloat);
     const at::Tensor map_TE = at::zeros({expert_TK.size(0), num_experts()}, real.dtype(at::kBool));
     map_TE.scatter_(1, expert_TK, true);
-    const at::Tensor histogram = at::zeros({num_experts() + 1}, real.dtype(at::kLong));
-    histogram.narrow(0, top_k, 1).fill_(expert_TK.size(0));
-    const at::Tensor none = at::zeros({}, real);  // there are no probabilities
-    return {map_TE.to(at::kFloat) * (1.0 / static_cast<double>(top_k)),
-            map_TE.sum(0),
-            histogram,
-            at::zeros({num_experts()}, real),
-            none,
-            none};
+    ops::RouteOutput output;
+    output.gates_TE = map_TE.to(at::kFloat) * (1.0 / static_cast<double>(top_k));
+    ops::set_counts(map_TE, output);
+    output.mean_prob_E = at::zeros({num_experts()}, real);  // there are no probabilities
+    output.entropy = output.router_z = at::zeros({}, real);
+    return output;
   }
 
  private:
