@@ -22,7 +22,11 @@ void ExpertBias::update(const at::Tensor& tokens_per_expert_LE, const at::Tensor
   // In whole numbers: sign(mean - c) = sign(sum - E c).
   const at::Tensor& c_LE = tokens_per_expert_LE;
   const at::Tensor sign_LE = (c_LE.sum(1, /*keepdim=*/true) - c_LE * c_LE.size(1)).sign().to(at::kDouble);
-  set_state("bias_LE", at::where(applied, bias_LE_ + sign_LE * rate_, bias_LE_));
+  add(sign_LE, applied);
+}
+
+void ExpertBias::add(const at::Tensor& error_LE, const at::Tensor& applied) {
+  set_state("bias_LE", at::where(applied, bias_LE_ + error_LE * rate_, bias_LE_));
 }
 
 bool ExpertBias::set_state(const std::string& name, const at::Tensor& value) {

@@ -20,9 +20,12 @@ class ExpertBias {
   // The biases of a layer minus their mean, which changes no selection. f32 [E].
   at::Tensor of_layer(int64_t layer) const { return centred_LE_[layer]; }
   const at::Tensor& centred_LE() const { return centred_LE_; }
+  const at::Tensor& bias_LE() const { return bias_LE_; }  // f64
 
-  // Changes nothing if `applied`, bool [], is false.
+  // These change nothing if `applied`, bool [], is false. add() moves the biases by rate * error, for a
+  // router with another law.
   void update(const at::Tensor& tokens_per_expert_LE, const at::Tensor& applied);
+  void add(const at::Tensor& error_LE, const at::Tensor& applied);
 
   ops::NamedTensors state() const { return {{"bias_LE", bias_LE_}}; }
   bool set_state(const std::string& name, const at::Tensor& value);  // false: the name is another one

@@ -79,8 +79,10 @@ class Router(nn.Module):
         return functional.route_selected(input.logits_TE, input.scale, chosen_TE,
                                          normalization=input.normalization, renormalize=input.renormalize)
 
-    def route_by(self, input: RouterInput, threshold: Tensor, top_k: int = 0, max_experts: int = 0) -> Routing:
+    def route_by(self, input: RouterInput, threshold: Tensor | None, top_k: int = 0, max_experts: int = 0) -> Routing:
         """The gates and counts of the top_k likeliest experts or, with 0, of those that reach the threshold."""
+        if threshold is None:
+            threshold = input.logits_TE.new_zeros((), dtype=torch.float64)
         return functional.route(input.logits_TE, input.scale, threshold.to(input.logits_TE.device),
                                 normalization=input.normalization, top_k=top_k, max_experts=max_experts,
                                 renormalize=input.renormalize)
@@ -104,7 +106,7 @@ class TopK(Router):
         self.top_k = top_k
 
     def select(self, input: RouterInput) -> Routing:
-        return self.route_by(input, input.logits_TE.new_zeros((), dtype=torch.float64), top_k=self.top_k)
+        return self.route_by(input, None, top_k=self.top_k)
 
 
 class TopP(Router):

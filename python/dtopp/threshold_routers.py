@@ -32,7 +32,7 @@ class Relu(Router):
         expect_gate(self, input, renormalize=False)
         gates_TE = input.logits_TE.relu()
         mean_gate_E = gates_TE.sum(0) / max(len(gates_TE), 1)
-        return _own_gates(self.route_by(input, _zero(input), top_k=1), gates_TE, gates_TE.detach() != 0)._replace(
+        return _own_gates(self.route_by(input, None, top_k=1), gates_TE, gates_TE.detach() != 0)._replace(
             mean_prob_E=mean_gate_E / self.target_experts)
 
     def load_balance_weight(self) -> Tensor:
@@ -69,7 +69,7 @@ class ExpertThreshold(Router):
     def select(self, input: RouterInput) -> Routing:
         expect_gate(self, input, renormalize=False)
         z_TE = input.logits_TE
-        first = self.route_by(input, _zero(input), top_k=self.first_experts)
+        first = self.route_by(input, None, top_k=self.first_experts)
         reached_TE = ~(z_TE.detach() < self._thresholds().to(z_TE.device, z_TE.dtype))
         chosen_TE = torch.where((self.cut_steps > 0).to(z_TE.device), reached_TE, first.gates_TE.detach() != 0)
         routing = _own_gates(first, F.logsigmoid(z_TE).exp().where(chosen_TE, 0), chosen_TE)
@@ -103,10 +103,6 @@ def ranked_logit(counts_EB: Tensor, rank: Tensor) -> Tensor:
     inside_E1 = counts_EB.double().gather(-1, bin_E1)
     part_E1 = (rank - (reached_EB.gather(-1, bin_E1) - inside_E1)) / inside_E1
     return ((bin_E1 + 1 - part_E1) / BINS_PER_UNIT + LOWEST_LOGIT).squeeze(-1)
-
-
-def _zero(input: RouterInput) -> Tensor:
-    return input.logits_TE.new_zeros((), dtype=torch.float64)
 
 
 def _own_gates(routing: Routing, gates_TE: Tensor, chosen_TE: Tensor) -> Routing:

@@ -10,9 +10,9 @@
 //
 // Source:        LongCat-Flash (arXiv 2509.01322); MoE++ (arXiv 2410.07348)
 #include <memory>
+#include <utility>
 
-#include "dtopp/config/config.h"
-#include "dtopp/moe/router.h"
+#include "dtopp/moe/expert_bias.h"
 
 namespace dtopp::moe {
 namespace {
@@ -22,15 +22,14 @@ class TopKZeroRouter final : public Router {
   TopKZeroRouter(const config::RunConfig& config, const at::Device& device)
       : Router(config, device),
         zero_experts_(config.model.zero_experts),
-        bias_LE_(at::zeros({num_layers(), num_experts()}, at::device(device).dtype(at::kDouble))),
-        zero_share_L_(at::zeros({num_layers()}, bias_LE_.options())) {
-    if (!(config.routing.bias_rate > 0)) throw config::InvalidValue("routing.bias_rate", "must be positive");
-  }
+        bias_(config, device),
+        zero_share_L_(at::zeros({num_layers()}, at::device(device).dtype(at::kDouble))) {}
 
   ops::RouteOutput select(const RouterInput& input) override {
     const RouterInput detached = {input.layer, input.logits_TE.detach(), input.scale.detach()};
     const at::Tensor prob_TC = at::softmax(softmax_inputs(detached, config().normalization), -1);
-    const at::Tensor bias_C = at::constant_pad_nd(bias_LE_[input.layer].to(at::kFloat), {0, zero_experts_});
+    const at::Tensor bias_C =
+        at::constant_pad_nd(bias_.bias_LE()[input.layer].to(at::kFloat), {0, zero_experts_});
     // A stable sort keeps the lower index first among equals.
     const at::Tensor order_TC =
         std::get<1>((prob_TC + bias_C).sort(/*stable=*/true, /*dim=*/-1, /*descending=*/true));
@@ -44,29 +43,29 @@ class TopKZeroRouter final : public Router {
     const at::Tensor load_LE =
         counts.tokens_per_expert_LE.to(at::kDouble) * (1 / static_cast<double>(counts.tokens));
     const at::Tensor error_LE = config().experts[0] / static_cast<double>(num_experts()) - load_LE;
-    bias_LE_ = at::where(applied, bias_LE_ + error_LE * config().bias_rate, bias_LE_);
+    bias_.add(error_LE, applied);
     zero_share_L_ = 1 - load_LE.sum(1) * (1 / static_cast<double>(config().max_experts));
   }
 
   ops::NamedTensors state() const override {
     ops::NamedTensors state = Router::state();
-    state.emplace_back("bias_LE", bias_LE_);
+    for (auto& tensor : bias_.state()) state.push_back(std::move(tensor));
     return state;
   }
   ops::NamedTensors metrics() const override {
-    return {{"bias_spread", std::get<0>(bias_LE_.max(1)) - std::get<0>(bias_LE_.min(1))},
-            {"zero_share", zero_share_L_}};
+    ops::NamedTensors metrics = bias_.metrics();
+    metrics.emplace_back("zero_share", zero_share_L_);
+    return metrics;
   }
 
  protected:
   void set_state(const std::string& name, const at::Tensor& value) override {
-    if (name != "bias_LE") return Router::set_state(name, value);
-    bias_LE_ = value;
+    if (!bias_.set_state(name, value)) Router::set_state(name, value);
   }
 
  private:
   int64_t zero_experts_;
-  at::Tensor bias_LE_;       // f64
+  ExpertBias bias_;
   at::Tensor zero_share_L_;  // f64: of the last step
 };
 
