@@ -1,15 +1,19 @@
 #include "dtopp/inference/generator.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 #include "dtopp/base/random.h"
+#include "dtopp/moe/routers/row_ranges.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 #include "dtopp/ops/gemm/linear.h"
 
 namespace dtopp::inference {
 namespace {
+
+constexpr int64_t kScoredAtOnce = 64;  // rows of logits, which have the width of the vocabulary
 
 // Returns the row of x that holds the last token of each segment.
 at::Tensor last_rows(std::span<const models::Segment> segments) {
@@ -22,109 +26,218 @@ at::Tensor last_rows(std::span<const models::Segment> segments) {
   return rows;
 }
 
-// Returns the active experts of the token in each row, mean over layers, f64 [rows] on the host.
-at::Tensor active_experts(const models::HiddenStates& states, const at::Tensor& rows) {
-  at::Tensor sum = at::zeros({rows.size(0)}, rows.options().dtype(at::kDouble));
-  for (const ops::RouteOutput& routing : states.routing) {
-    sum += routing.gates_TE.index_select(0, rows).ne(0).sum(-1);
-  }
+// Returns the active experts of each token, mean over layers, f64 [T] on the host.
+at::Tensor active_experts(const models::HiddenStates& states) {
+  at::Tensor sum = at::zeros({states.x_TD.size(0)}, states.x_TD.options().dtype(at::kDouble));
+  for (const ops::RouteOutput& routing : states.routing) sum += routing.gates_TE.ne(0).sum(-1);
   return (sum / static_cast<double>(std::max<size_t>(states.routing.size(), 1))).cpu();
+}
+
+// Scores the tokens `ids` that follow the rows of x.
+std::vector<TokenScore> scores_of(const at::Tensor& x_ND, const at::Tensor& head_VD,
+                                  std::span<const int32_t> ids, int64_t likeliest) {
+  std::vector<TokenScore> scores;
+  for (int64_t first = 0; first < x_ND.size(0); first += kScoredAtOnce) {
+    const at::Tensor rows_ND = x_ND.slice(0, first, first + kScoredAtOnce);
+    const at::Tensor log_probs_NV = at::log_softmax(ops::linear(rows_ND, head_VD).to(at::kFloat), -1).cpu();
+    const auto [value_NK, id_NK] = log_probs_NV.topk(std::min(likeliest, log_probs_NV.size(1)));
+    for (int64_t n = 0; n < log_probs_NV.size(0); ++n) {
+      TokenScore& score = scores.emplace_back();
+      score.id = ids[static_cast<size_t>(first + n)];
+      score.log_prob = log_probs_NV[n][score.id].item<double>();
+      for (int64_t k = 0; k < value_NK.size(1); ++k)
+        score.likeliest.emplace_back(id_NK[n][k].item<int32_t>(), value_NK[n][k].item<double>());
+    }
+  }
+  return scores;
 }
 
 }  // namespace
 
 struct Generation::Sequence {
-  size_t index = 0;
+  size_t number = 0;
+  SequenceInput input;  // max_tokens: tokens that may still be generated; 0: the sequence is finished
   models::KeyValueCache cache;
   std::vector<int32_t> coming;  // ids that are not in the cache yet
-  int64_t room = 0;             // tokens that may still be generated; 0: the sequence is finished
   int64_t generated = 0;
 };
 
 int32_t sample_token(const at::Tensor& logits_V, double temperature, double top_p, double uniform) {
-  const auto [probability_V, id_V] = at::softmax(logits_V.to(at::kDouble) / temperature, -1)
-                                         .sort(/*stable=*/true, /*dim=*/-1,
-                                               /*descending=*/true);
+  const at::Tensor probability_V = at::softmax(logits_V.to(at::kDouble) / temperature, -1);
   const auto* probability = probability_V.const_data_ptr<double>();
-  const auto* id = id_V.const_data_ptr<int64_t>();
-  int64_t kept = 0;
+  // A heap with the likeliest id on top. The ids taken from it follow it in reverse order.
+  std::vector<int32_t> ids(static_cast<size_t>(probability_V.size(0)));
+  std::iota(ids.begin(), ids.end(), 0);
+  const auto is_later = [&](int32_t a, int32_t b) {
+    return probability[a] < probability[b] || (probability[a] == probability[b] && a > b);
+  };
+  std::ranges::make_heap(ids, is_later);
+  auto heap_end = ids.end();
+  const auto take = [&] {
+    std::pop_heap(ids.begin(), heap_end, is_later);
+    return *--heap_end;
+  };
   double mass = 0;
-  while (kept < probability_V.size(0) && (kept == 0 || mass < top_p)) mass += probability[kept++];
-  double left = uniform * mass;
-  for (int64_t i = 0; i < kept; ++i) {
-    left -= probability[i];
-    if (left < 0) return static_cast<int32_t>(id[i]);
+  if (top_p >= 1) {
+    mass = 1;
+  } else {
+    do mass += probability[take()];
+    while (heap_end != ids.begin() && mass < top_p);
   }
-  return static_cast<int32_t>(id[kept - 1]);
+  double left = uniform * mass;
+  for (auto taken = ids.end(); taken != heap_end;) {
+    left -= probability[*--taken];
+    if (left < 0) return *taken;
+  }
+  while (top_p >= 1 && heap_end != ids.begin()) {
+    const int32_t id = take();
+    left -= probability[id];
+    if (left < 0) return id;
+  }
+  return *heap_end;
 }
+
+Generation::Generation(const InferenceModel& model) : model_(model) {}
 
 Generation::Generation(const InferenceModel& model, std::span<const std::vector<int32_t>> prompts,
                        std::span<const int64_t> max_tokens, const SamplingOptions& options)
-    : model_(model), options_(options) {
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    if (prompts[i].empty()) throw std::invalid_argument("a prompt has no token");
-    sequences_.push_back(
-        std::make_unique<Sequence>(Sequence{i, models::KeyValueCache(model.config.model.num_layers),
-                                            prompts[i], std::max<int64_t>(max_tokens[i], 0), 0}));
-  }
+    : Generation(model) {
+  for (size_t i = 0; i < prompts.size(); ++i) add({prompts[i], max_tokens[i], options, i});
 }
 
 Generation::~Generation() = default;
 
-void Generation::finish(size_t sequence) { sequences_.at(sequence)->room = 0; }
+size_t Generation::add(SequenceInput input) {
+  if (input.ids.empty()) throw std::invalid_argument("a prompt has no token");
+  auto sequence = std::make_unique<Sequence>(
+      Sequence{added_, {}, models::KeyValueCache(model_.config.model.num_layers), std::move(input.ids), 0});
+  input.max_tokens = std::max<int64_t>(input.max_tokens, 0);
+  sequence->input = std::move(input);
+  sequences_.emplace(added_, std::move(sequence));
+  return added_++;
+}
+
+void Generation::finish(size_t sequence) { sequences_.at(sequence)->input.max_tokens = 0; }
+
+void Generation::remove(size_t sequence) { sequences_.erase(sequence); }
 
 void Generation::extend(size_t sequence, std::span<const int32_t> ids, int64_t max_tokens) {
   Sequence& extended = *sequences_.at(sequence);
   extended.coming.insert(extended.coming.end(), ids.begin(), ids.end());
-  extended.room = max_tokens;
+  extended.input.max_tokens = max_tokens;
+}
+
+// Sequences of one router are consecutive.
+std::vector<Generation::Sequence*> Generation::unfinished() {
+  std::vector<std::pair<std::shared_ptr<moe::Router>, std::vector<Sequence*>>> groups;
+  for (const auto& [number, sequence] : sequences_) {
+    if (sequence->input.max_tokens == 0) continue;
+    auto group =
+        std::ranges::find(groups, sequence->input.router, [](const auto& known) { return known.first; });
+    if (group == groups.end()) group = groups.insert(group, {sequence->input.router, {}});
+    group->second.push_back(sequence.get());
+  }
+  std::vector<Sequence*> sequences;
+  for (const auto& [router, members] : groups)
+    sequences.insert(sequences.end(), members.begin(), members.end());
+  return sequences;
+}
+
+moe::Routing Generation::routing_of(std::span<Sequence* const> sequences) const {
+  moe::Routing routing = model_.routing;
+  routing.token_by_token = true;
+  std::vector<moe::RowRange> ranges;
+  for (const Sequence* sequence : sequences) {
+    const auto& router = sequence->input.router ? sequence->input.router : model_.routing.router;
+    if (ranges.empty() || ranges.back().router != router) ranges.push_back({router, 0});
+    ranges.back().rows += static_cast<int64_t>(sequence->coming.size());
+  }
+  routing.router = ranges.front().router;
+  if (ranges.size() > 1)
+    routing.router =
+        std::make_shared<moe::RowRangesRouter>(model_.config, model_.device(), std::move(ranges));
+  return routing;
 }
 
 std::vector<GeneratedToken> Generation::step() {
   const at::NoGradGuard no_grad;
-  std::vector<Sequence*> unfinished;
+  const std::vector<Sequence*> sequences = unfinished();
+  if (sequences.empty()) return {};
   std::vector<models::Segment> segments;
   std::vector<int64_t> tokens;
-  for (const auto& sequence : sequences_) {
-    if (sequence->room == 0) continue;
-    unfinished.push_back(sequence.get());
+  for (Sequence* sequence : sequences) {
     segments.push_back({static_cast<int64_t>(sequence->coming.size()), &sequence->cache, models::kNoParent});
     tokens.insert(tokens.end(), sequence->coming.begin(), sequence->coming.end());
   }
-  if (unfinished.empty()) return {};
-  models::HiddenStates states = models::segment_states(
-      model_.model, ops::to_device(at::tensor(tokens, at::kLong), model_.device()), segments, model_.routing);
+  models::HiddenStates states =
+      models::segment_states(model_.model, ops::to_device(at::tensor(tokens, at::kLong), model_.device()),
+                             segments, routing_of(sequences));
   const at::Tensor rows = ops::to_device(last_rows(segments), model_.device());
-  const std::vector<int32_t> ids = choose(states.x_TD.index_select(0, rows), unfinished);
-  const at::Tensor active = active_experts(states, rows);
-  routing_ = std::move(states.routing);
+  const std::vector<int32_t> ids = choose(states.x_TD.index_select(0, rows), sequences);
+  const at::Tensor active_T = active_experts(states);
+  const auto* active = active_T.const_data_ptr<double>();
   std::vector<GeneratedToken> generated;
-  for (size_t n = 0; n < unfinished.size(); ++n) {
-    Sequence& sequence = *unfinished[n];
+  for (size_t n = 0; n < sequences.size(); ++n) {
+    const double* const end = active + segments[n].length;
+    generated.push_back({sequences[n]->number, ids[n], end[-1], {active, end}, {}});
+    active = end;
+  }
+  score(states.x_TD, sequences, generated);
+  routing_ = std::move(states.routing);
+  for (size_t n = 0; n < sequences.size(); ++n) {
+    Sequence& sequence = *sequences[n];
     sequence.coming = {ids[n]};
     sequence.generated += 1;
-    sequence.room -= 1;
-    generated.push_back({sequence.index, ids[n], active.const_data_ptr<double>()[n]});
+    sequence.input.max_tokens -= 1;
   }
+  std::ranges::sort(generated, {}, &GeneratedToken::sequence);
   return generated;
 }
 
 std::vector<int32_t> Generation::choose(const at::Tensor& x_ND, std::span<Sequence* const> sequences) const {
-  std::vector<int32_t> ids;
   const at::Tensor head_VD = model_.model.head_VD();
-  if (options_.temperature <= 0) {
-    const at::Tensor targets_N = at::zeros({x_ND.size(0)}, x_ND.options().dtype(at::kLong));
-    const at::Tensor greedy = std::get<1>(ops::token_log_probs(x_ND, head_VD, targets_N)).cpu();
-    const auto* id = greedy.const_data_ptr<int64_t>();
-    for (int64_t n = 0; n < x_ND.size(0); ++n) ids.push_back(static_cast<int32_t>(id[n]));
-    return ids;
-  }
-  const at::Tensor logits = ops::linear(x_ND, head_VD).to(at::kFloat).cpu();
+  std::vector<int32_t> ids(sequences.size());
+  std::vector<int64_t> greedy, sampled;
   for (size_t n = 0; n < sequences.size(); ++n) {
-    const RandomStream stream(options_.seed, "generation " + std::to_string(sequences[n]->index));
-    ids.push_back(sample_token(logits[static_cast<int64_t>(n)], options_.temperature, options_.top_p,
-                               stream.uniform(static_cast<uint64_t>(sequences[n]->generated))));
+    const bool is_greedy = sequences[n]->input.sampling.temperature <= 0;
+    (is_greedy ? greedy : sampled).push_back(static_cast<int64_t>(n));
+  }
+  const auto rows = [&](const std::vector<int64_t>& chosen) {
+    return x_ND.index_select(0, ops::to_device(at::tensor(chosen, at::kLong), x_ND.device()));
+  };
+  if (!greedy.empty()) {
+    const at::Tensor x = rows(greedy), targets = at::zeros({x.size(0)}, x.options().dtype(at::kLong));
+    const at::Tensor likeliest = std::get<1>(ops::token_log_probs(x, head_VD, targets)).cpu();
+    for (size_t i = 0; i < greedy.size(); ++i)
+      ids[greedy[i]] = static_cast<int32_t>(likeliest.const_data_ptr<int64_t>()[i]);
+  }
+  if (!sampled.empty()) {
+    const at::Tensor logits = ops::linear(rows(sampled), head_VD).to(at::kFloat).cpu();
+    for (size_t i = 0; i < sampled.size(); ++i) {
+      const Sequence& sequence = *sequences[sampled[i]];
+      const SamplingOptions& options = sequence.input.sampling;
+      const RandomStream stream(options.seed, "generation " + std::to_string(sequence.input.index));
+      ids[sampled[i]] = sample_token(logits[static_cast<int64_t>(i)], options.temperature, options.top_p,
+                                     stream.uniform(static_cast<uint64_t>(sequence.generated)));
+    }
   }
   return ids;
+}
+
+void Generation::score(const at::Tensor& x_TD, std::span<Sequence* const> sequences,
+                       std::vector<GeneratedToken>& generated) const {
+  int64_t end = 0;
+  for (size_t n = 0; n < sequences.size(); ++n) {
+    const Sequence& sequence = *sequences[n];
+    end += static_cast<int64_t>(sequence.coming.size());
+    if (!sequence.input.likeliest) continue;
+    std::vector<int32_t> ids = {generated[n].id};
+    if (sequence.input.scores_prompt && sequence.generated == 0)
+      ids.insert(ids.begin(), sequence.coming.begin() + 1, sequence.coming.end());
+    const auto count = static_cast<int64_t>(ids.size());
+    generated[n].scores =
+        scores_of(x_TD.narrow(0, end - count, count), model_.model.head_VD(), ids, *sequence.input.likeliest);
+  }
 }
 
 }  // namespace dtopp::inference

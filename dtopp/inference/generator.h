@@ -1,9 +1,16 @@
-// Generates text with a language model, one token per prompt and step, with a key-value cache.
+// Generates text with a language model, one token per sequence and step, with a key-value cache. Sequences
+// join and leave at any step (continuous batching).
+//
+// On a CPU, the tokens of a sequence do not depend on the other sequences: every product and sum of a token
+// has the same order in any batch.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "dtopp/inference/inference_model.h"
@@ -17,25 +24,50 @@ struct SamplingOptions {
   uint64_t seed = 0;
 };
 
-struct GeneratedToken {
-  size_t sequence = 0;  // index of its prompt
-  int32_t id = 0;
-  double active_experts = 0;  // of the previous token, mean over layers; 0 for a dense model
+// A sequence to generate.
+struct SequenceInput {
+  std::vector<int32_t> ids;  // the prompt, at least one token
+  int64_t max_tokens = 0;    // new tokens
+  SamplingOptions sampling{};
+  uint64_t index = 0;                     // selects the random numbers of a seed, as a prompt's index
+  std::shared_ptr<moe::Router> router{};  // null: the model's
+  std::optional<int64_t> likeliest{};     // scores each token, with this many of the likeliest ones
+  bool scores_prompt = false;             // also scores the prompt
 };
 
-// Continues each prompt by at most `max_tokens` of its index, all prompts in one batch. The random numbers
-// depend only on the seed, the prompt's index and the position, not on the other prompts.
+// The log-probability of a token, and of the likeliest tokens in its place.
+struct TokenScore {
+  int32_t id = 0;
+  double log_prob = 0;
+  std::vector<std::pair<int32_t, double>> likeliest;
+};
+
+struct GeneratedToken {
+  size_t sequence = 0;  // as add() returned it
+  int32_t id = 0;
+  double active_experts = 0;            // of the previous token, mean over layers; 0 for a dense model
+  std::vector<double> input_experts{};  // of all tokens computed in this step; the previous token is the last
+  std::vector<TokenScore> scores{};  // if wanted: in the first step of the prompt from its second token on;
+                                     // then of this token
+};
+
 class Generation {
  public:
-  // `model` must outlive the object. Throws std::invalid_argument if a prompt is empty.
+  // `model` must outlive the object.
+  explicit Generation(const InferenceModel& model);
+  // Adds all prompts, in order, with at most `max_tokens` of its index.
   Generation(const InferenceModel& model, std::span<const std::vector<int32_t>> prompts,
              std::span<const int64_t> max_tokens, const SamplingOptions& options);
   ~Generation();
 
-  // Generates one token for every unfinished prompt. Returns the tokens in prompt order; none after the last.
+  // Adds a sequence and returns its number: 0, 1, … Throws std::invalid_argument if the prompt is empty.
+  size_t add(SequenceInput input);
+  // Generates one token for every unfinished sequence. Returns the tokens in the order of their sequences;
+  // none after the last.
   std::vector<GeneratedToken> step();
-  void finish(size_t sequence);  // generates no more tokens for this prompt, until it is extended
-  // Adds ids behind the tokens of a prompt and continues it by at most `max_tokens`. The cache is kept.
+  void finish(size_t sequence);  // generates no more tokens for it, until it is extended
+  void remove(size_t sequence);  // the same, and frees its memory
+  // Adds ids behind the tokens of a sequence and continues it by at most `max_tokens`. The cache is kept.
   void extend(size_t sequence, std::span<const int32_t> ids, int64_t max_tokens);
 
   // The routing of the last step: one RouteOutput per layer, for all its tokens.
@@ -43,11 +75,15 @@ class Generation {
 
  private:
   struct Sequence;
+  std::vector<Sequence*> unfinished();
+  moe::Routing routing_of(std::span<Sequence* const> sequences) const;
   std::vector<int32_t> choose(const at::Tensor& x_ND, std::span<Sequence* const> sequences) const;
+  void score(const at::Tensor& x_TD, std::span<Sequence* const> sequences,
+             std::vector<GeneratedToken>& generated) const;
 
   const InferenceModel& model_;
-  SamplingOptions options_;
-  std::vector<std::unique_ptr<Sequence>> sequences_;
+  std::map<size_t, std::unique_ptr<Sequence>> sequences_;
+  size_t added_ = 0;
   std::vector<ops::RouteOutput> routing_;
 };
 

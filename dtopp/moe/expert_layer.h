@@ -38,6 +38,8 @@ struct Routing {
   // int64 [T]: how many of its likeliest experts each token uses, instead of the router's selection;
   // undefined: the router selects.
   at::Tensor counts_T = {};
+  // On a CPU in fp32, the logits of a token have the same bits whatever the other tokens are.
+  bool token_by_token = false;
 };
 
 // Runs the router only: selects experts and computes their gates, without those of zero experts. `layer`

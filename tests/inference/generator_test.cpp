@@ -1,6 +1,14 @@
 #include "dtopp/inference/generator.h"
 
+#include <map>
+#include <numeric>
+#include <random>
+
 #include <gtest/gtest.h>
+
+#include "dtopp/inference/expert_budget.h"
+#include "dtopp/moe/routers/make_router.h"
+#include "tests/eval/tiny_model.h"
 
 namespace dtopp::inference {
 namespace {
@@ -31,6 +39,146 @@ TEST(SampleToken, top_p_keeps_the_likeliest_that_reach_it) {
 
 TEST(SampleToken, equal_ids_are_taken_in_their_order) {
   EXPECT_EQ(draws({0.25, 0.25, 0.25, 0.25}, 1, 0.5, 100), (std::vector<int>{50, 50, 0, 0}));
+}
+
+// Everything that a step returns for one sequence, over its steps.
+struct Generated {
+  std::vector<int32_t> ids;
+  std::vector<double> experts, log_probs;
+  bool operator==(const Generated&) const = default;
+
+  void add(const GeneratedToken& token) {
+    ids.push_back(token.id);
+    experts.insert(experts.end(), token.input_experts.begin(), token.input_experts.end());
+    for (const TokenScore& score : token.scores) {
+      log_probs.push_back(score.log_prob);
+      for (const auto& [id, log_prob] : score.likeliest) log_probs.push_back(log_prob);
+    }
+  }
+};
+
+Generated alone(const InferenceModel& model, const SequenceInput& input) {
+  Generation generation(model);
+  generation.add(input);
+  Generated generated;
+  for (auto tokens = generation.step(); !tokens.empty(); tokens = generation.step()) generated.add(tokens[0]);
+  return generated;
+}
+
+std::vector<SequenceInput> random_inputs(const InferenceModel& model, std::mt19937& random) {
+  std::vector<std::shared_ptr<moe::Router>> routers = {nullptr};
+  if (model.routing.router) {
+    const at::Tensor tokens_BL = at::randint(0, model.config.model.vocab_size, {4, 50}, at::kLong);
+    for (const double target : {1.0, 3.0})
+      routers.push_back(solve_thresholds(model, tokens_BL, target).router);
+  }
+  const auto below = [&](int64_t count) { return static_cast<int64_t>(random() % count); };
+  std::vector<SequenceInput> inputs;
+  for (uint64_t i = 0; i < 24; ++i) {
+    SequenceInput& input = inputs.emplace_back();
+    for (int64_t length = below(70) + 1; length > 0; --length)
+      input.ids.push_back(static_cast<int32_t>(below(model.config.model.vocab_size)));
+    input.max_tokens = below(20) + 1;
+    input.sampling = {below(3) * 0.7, 0.5 + 0.25 * static_cast<double>(below(3)), random()};
+    input.index = i % 3;
+    input.router = routers[random() % routers.size()];
+    if (i % 4 == 0) input.likeliest = 2;
+    input.scores_prompt = i % 8 == 0;
+  }
+  return inputs;
+}
+
+// Sequences arrive in random order at random steps. Others arrive beside them and are removed at random.
+void expect_no_influence(const InferenceModel& model) {
+  std::mt19937 random(7);
+  const std::vector<SequenceInput> inputs = random_inputs(model, random);
+  std::vector<size_t> waiting(inputs.size());
+  std::iota(waiting.begin(), waiting.end(), 0);
+  std::ranges::shuffle(waiting, random);
+  Generation generation(model);
+  std::map<size_t, Generated> together;  // by the sequence's number
+  std::map<size_t, size_t> input_of;
+  std::vector<GeneratedToken> tokens;
+  while (!waiting.empty() || !tokens.empty()) {
+    while (!waiting.empty() && random() % 2 == 0) {
+      input_of[generation.add(inputs[waiting.back()])] = waiting.back();
+      waiting.pop_back();
+    }
+    if (!waiting.empty()) generation.add({{1, 2, 3}, 9});
+    tokens = generation.step();
+    for (const GeneratedToken& token : tokens) {
+      together[token.sequence].add(token);
+      if (!input_of.contains(token.sequence) && random() % 4 == 0) generation.remove(token.sequence);
+    }
+  }
+  for (const auto& [number, index] : input_of) {
+    EXPECT_EQ(together[number].ids.size(), inputs[index].max_tokens);
+    EXPECT_EQ(together[number], alone(model, inputs[index])) << index;
+  }
+}
+
+InferenceModel routed(config::RunConfig config) {
+  config.model.hidden_size = 96;
+  config.model.num_heads = 4;
+  config.model.ffn_hidden_size = 40;
+  config.model.vocab_size = 300;
+  InferenceModel model = eval::tiny_model(config);
+  if (!config.model.is_dense()) model.routing.router = moe::make_router(config, at::kCPU);
+  if (!config.model.attend_across_documents) model.model.end_of_text = 5;
+  return model;
+}
+
+TEST(Generation, a_sequence_does_not_depend_on_the_others) {
+  expect_no_influence(routed(eval::tiny_config()));
+}
+
+TEST(Generation, a_sequence_does_not_depend_on_the_others_in_other_models) {
+  config::RunConfig config = eval::tiny_config(config::ThresholdScope::kLayer);
+  config.model.norm = config::NormType::kRms;
+  config.model.shared_experts = 2;
+  expect_no_influence(routed(config));
+  config.model.attend_across_documents = false;
+  config.model.attention_window = 16;
+  expect_no_influence(routed(config));
+  config.model.num_experts = 1;
+  config.model.shared_experts = 0;
+  expect_no_influence(routed(config));
+}
+
+TEST(Generation, continues_prompts_and_refuses_an_empty_one) {
+  const InferenceModel model = routed(eval::tiny_config());
+  Generation generation(model);
+  EXPECT_TRUE(generation.step().empty());
+  EXPECT_THROW(generation.add({{}, 3}), std::invalid_argument);
+  EXPECT_EQ(generation.add({{4, 5}, 0}), 0);
+  EXPECT_TRUE(generation.step().empty());
+  generation.extend(0, {}, 1);
+  EXPECT_EQ(generation.step().size(), 1);
+}
+
+TEST(Generation, scores_are_the_log_probabilities_of_the_whole_text) {
+  const InferenceModel model = routed(eval::tiny_config());
+  const std::vector<int32_t> prompt = {7, 90, 13, 250};
+  Generation generation(model);
+  generation.add({.ids = prompt, .max_tokens = 3, .likeliest = 2, .scores_prompt = true});
+  std::vector<int64_t> ids(prompt.begin(), prompt.end());
+  std::vector<TokenScore> scores;
+  for (auto tokens = generation.step(); !tokens.empty(); tokens = generation.step()) {
+    ids.push_back(tokens[0].id);
+    scores.insert(scores.end(), tokens[0].scores.begin(), tokens[0].scores.end());
+  }
+  ASSERT_EQ(scores.size(), ids.size() - 1);
+  const at::NoGradGuard no_grad;
+  const at::Tensor x_TD =
+      models::hidden_states(model.model, at::tensor(ids).unsqueeze(0), model.routing).x_TD;
+  const at::Tensor expected = at::log_softmax(at::matmul(x_TD, model.model.head_VD().t()), -1);
+  for (size_t t = 0; t < scores.size(); ++t) {
+    EXPECT_EQ(scores[t].id, ids[t + 1]);
+    EXPECT_NEAR(scores[t].log_prob, expected[t][ids[t + 1]].item<double>(), 1e-4);
+    ASSERT_EQ(scores[t].likeliest.size(), 2);
+    EXPECT_NEAR(scores[t].likeliest[0].second, expected[t].max().item<double>(), 1e-4);
+    EXPECT_EQ(scores[t].likeliest[0].first, expected[t].argmax().item<int64_t>());
+  }
 }
 
 }  // namespace

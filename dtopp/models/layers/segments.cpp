@@ -9,8 +9,6 @@
 namespace dtopp::models {
 namespace {
 
-constexpr int64_t kSmallestCache = 64;  // tokens
-
 // [tokens, H, K] to SDPA's [1, H, tokens, K].
 at::Tensor by_head(const at::Tensor& x_LHK) { return x_LHK.transpose(0, 1).unsqueeze(0); }
 
@@ -28,8 +26,9 @@ at::Tensor put(at::Tensor& stored_LGK, int64_t length, const at::Tensor& added_L
   const int64_t needed = length + added_LGK.size(0);
   const int64_t capacity = stored_LGK.defined() ? stored_LGK.size(0) : 0;
   if (needed > capacity) {
-    const int64_t more = std::max({needed, 2 * capacity, kSmallestCache});
-    const at::Tensor grown = at::empty({more, added_LGK.size(1), added_LGK.size(2)}, added_LGK.options());
+    const int64_t blocks = (needed + kCacheBlock - 1) / kCacheBlock;
+    const at::Tensor grown =
+        at::empty({blocks * kCacheBlock, added_LGK.size(1), added_LGK.size(2)}, added_LGK.options());
     if (length > 0) grown.narrow(0, 0, length).copy_(stored_LGK.narrow(0, 0, length));
     stored_LGK = grown;
   }
@@ -123,6 +122,8 @@ void SegmentMask::set_first_seen(const at::Tensor& tokens_T, std::optional<int64
     document_begin_[i] = begin;
   }
   if (first_seen_T.any().item<bool>()) first_seen_T_ = ops::to_device(first_seen_T, positions_T_.device());
+  for (size_t i = 0; i < segments_.size(); ++i)
+    hides_.push_back(first_seen_T.slice(0, begin_[i], begin_[i + 1]).any().item<bool>());
 }
 
 // Removes the tokens before the first that each token sees from the mask of tokens from `begin` on. Its keys
@@ -166,13 +167,13 @@ at::Tensor SegmentMask::attend_to(size_t first, size_t last, size_t layer, const
     const KeyValueCache::Layer stored = segment.cache->append(layer, own.k_TGK, own.v_TGK);
     if (before > 0) keys = stored;
   }
-  if (before == 0 && !first_seen_T_.defined())
-    return sdpa(own.q_THK, keys.k_LGK, keys.v_LGK, std::nullopt, /*causal=*/true);
+  const bool hides = !hides_.empty() && hides_[first];
+  if (before == 0 && !hides) return sdpa(own.q_THK, keys.k_LGK, keys.v_LGK, std::nullopt, /*causal=*/true);
   std::optional<at::Tensor> mask;
-  if (segment.length > 1 || first_seen_T_.defined()) {
+  if (segment.length > 1 || hides) {
     const at::Tensor earlier =
         at::ones({segment.length, total}, own.q_THK.options().dtype(at::kBool)).tril(before);
-    mask = seen_only(earlier, begin_[first], before);
+    mask = hides ? seen_only(earlier, begin_[first], before) : earlier;
   }
   return sdpa(own.q_THK, keys.k_LGK, keys.v_LGK, mask, false);
 }

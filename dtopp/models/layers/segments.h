@@ -23,6 +23,8 @@ struct QueryKeyValue {
 // Repeats each head of [T, G, K] for the num_heads / G heads of queries that share it.
 at::Tensor repeat_heads(const at::Tensor& x_TGK, int64_t num_heads);
 
+inline constexpr int64_t kCacheBlock = 64;  // tokens; caches grow by whole blocks
+
 // Keys and values of the previous tokens of a sequence, per layer.
 class KeyValueCache {
  public:
@@ -41,7 +43,7 @@ class KeyValueCache {
   void advance(int64_t tokens, int64_t document_begin);
 
  private:
-  std::vector<Layer> layers_;  // allocated in advance; undefined while empty
+  std::vector<Layer> layers_;  // whole blocks; undefined while empty
   int64_t length_ = 0;
   int64_t document_begin_ = 0;
 };
@@ -86,6 +88,7 @@ class SegmentMask {
   at::Tensor positions_T_;
   std::vector<int64_t> document_begin_;  // per segment: where the document of its next token begins
   at::Tensor first_seen_T_;              // the first position that each token sees; undefined: all see 0
+  std::vector<bool> hides_;              // per segment: some token does not see 0; empty: none
 };
 
 }  // namespace dtopp::models

@@ -25,16 +25,12 @@ bool cpu_multiplies_bf16() {
 #endif
 }
 
-constexpr int64_t kFewRows = 32;  // decoding runs such small batches; packing the weight does not pay
-
 // y = x W^T on packed tiles. It saves only its inputs. A bf16 product is formed in fp32 and rounded once.
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     context->save_for_backward({x, weight});
     const at::Tensor x_TD = x.reshape({-1, x.size(-1)}).contiguous();
-    if (x_TD.size(0) < kFewRows)
-      return at::linear(x.to(at::kFloat), weight.to(at::kFloat)).to(x.scalar_type());
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
     return multiply_transposed_cpu(x_TD, weight.contiguous()).view(sizes);

@@ -1,6 +1,9 @@
 // y = x W^T and dx = dy W: all threads pack as many columns of the weight as fit into the second-level cache.
 // Then each thread packs and multiplies its blocks of rows.
 //
+// y = x W^T of few rows: each thread packs one panel of the weight at a time, which stays in the first-level
+// cache. Sums have the same order, so a row of y does not depend on the other rows.
+//
 // dW = dy^T x: each thread owns some rows of dW and accumulates them over blocks of tokens.
 #include "dtopp/ops/gemm/linear_cpu.h"
 
@@ -10,6 +13,8 @@ namespace dtopp::ops {
 namespace {
 
 constexpr int64_t kRightNumbers = int64_t{1} << 18;  // 1 MiB of floats: half of a second-level cache
+constexpr int64_t kFewRows = 32;                     // decoding runs such small batches
+constexpr int64_t kWeightsPerThread = int64_t{1} << 16;
 
 // Calls body(begin, end, share) for each thread's share of `count`. Shares are multiples of `unit`, except
 // the last.
@@ -69,6 +74,40 @@ void multiply_rows(const Scalar* left_MK, int64_t M, int64_t K, int64_t N, const
   }
 }
 
+// y_TN = x_TD weight_ND^T
+template <typename Scalar, typename Tiles>
+void multiply_few_rows(const Scalar* x_TD, const Scalar* weight_ND, int64_t T, int64_t D, int64_t N,
+                       const at::TensorOptions& options, Scalar* y_TN) {
+  using Real = typename Tiles::Real;
+  const int64_t width = Tiles::shape().columns, panels = round_up(N, width) / width;
+  const int64_t left_block = Tiles::template left_size<Order::kRows>(T, kTileDepth);
+  const BufferParts<typename Tiles::Packed> left(1, round_up(D, kTileDepth) / kTileDepth * left_block,
+                                                 options);
+  for (int64_t k = 0; k < D; k += kTileDepth) {
+    pack_left_rows<Tiles>([&](int64_t t) { return x_TD + t * D + k; }, T, std::min(kTileDepth, D - k),
+                          left.of(0) + k / kTileDepth * left_block);
+  }
+  const int64_t grain = std::max<int64_t>(kWeightsPerThread / std::max<int64_t>(width * D, 1), 1);
+  at::parallel_for(0, panels, grain, [&](int64_t begin, int64_t end) {
+    const BufferParts<typename Tiles::Packed> right(1, Tiles::right_size(kTileDepth, width), options);
+    const BufferParts<Real> sums(1, T * width, options);
+    for (int64_t first = begin * width; first < std::min(end * width, N); first += width) {
+      const int64_t columns = std::min(width, N - first);
+      if (D == 0) clear_unless_added(T, columns, sums.of(0), width, false);
+      for (int64_t k = 0; k < D; k += kTileDepth) {
+        const int64_t depth = std::min(kTileDepth, D - k);
+        Tiles::pack_right_transposed(weight_ND + first * D + k, D, depth, columns, 0, columns, right.of(0));
+        Tiles::template multiply<Order::kRows>(left.of(0) + k / kTileDepth * left_block, right.of(0), T,
+                                               columns, depth, sums.of(0), width, k > 0);
+      }
+      run_widest([&] {
+        for (int64_t t = 0; t < T; ++t) copy_converted(sums.of(0) + t * width, y_TN + t * N + first, columns);
+      });
+    }
+    Tiles::release();
+  });
+}
+
 // out_MN = left_KM^T right_KN
 template <typename Scalar, typename Tiles>
 void multiply_columns(const Scalar* left_KM, const Scalar* right_KN, int64_t M, int64_t K, int64_t N,
@@ -96,6 +135,10 @@ at::Tensor multiply_transposed_cpu(const at::Tensor& x_TD, const at::Tensor& wei
     using Scalar = decltype(scalar);
     using Tiles = decltype(tiles);
     const Scalar* weight = weight_ND.const_data_ptr<Scalar>();
+    if (T < kFewRows) {
+      return multiply_few_rows<Scalar, Tiles>(x_TD.const_data_ptr<Scalar>(), weight, T, D, N, x_TD.options(),
+                                              y_TN.mutable_data_ptr<Scalar>());
+    }
     const auto pack = [&](int64_t first, int64_t begin, int64_t end, int64_t columns, auto* packed) {
       Tiles::pack_right_transposed(weight + first * D, D, D, columns, begin, end, packed);
     };

@@ -58,6 +58,17 @@ TEST(Linear, takes_rows_and_weights_that_are_not_contiguous) {
   EXPECT_TRUE(at::allclose(x.grad(), weight.sum(0).expand({100, 40}), 1e-5, 1e-5));
 }
 
+TEST(Linear, a_row_does_not_depend_on_the_other_rows) {
+  for (const auto& [width, outputs] :
+       std::vector<std::pair<int64_t, int64_t>>{{300, 70}, {16, 16}, {513, 33}}) {
+    const at::Tensor x = at::randn({100, width}), weight = at::randn({outputs, width});
+    const at::Tensor all = dtopp::ops::linear(x, weight);
+    for (const int64_t rows : {1, 2, 7, 31, 32, 65})
+      EXPECT_TRUE(at::equal(dtopp::ops::linear(x.narrow(0, 9, rows), weight), all.narrow(0, 9, rows)))
+          << rows;
+  }
+}
+
 TEST(Linear, gives_no_gradient_nobody_asked_for) {
   const at::Tensor x = at::randn({4, 6}).to(at::kBFloat16);
   const at::Tensor weight = at::randn({5, 6}).to(at::kBFloat16).requires_grad_();
