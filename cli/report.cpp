@@ -51,7 +51,7 @@ void serve(ReportOptions options) {
   report::ReportServer server(port);
   std::printf("%s\n", server.address().c_str());
   flush_standard_output();
-  server.serve(report, stop_requested);
+  server.serve(report, stop_token());
 }
 
 void write(const ReportOptions& options) {
