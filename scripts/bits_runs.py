@@ -20,7 +20,7 @@ DIFFUSION = BASE + """
     diffusion.condition_dropout=0.3 diffusion.ema_decay=0.9 diffusion.samples_every=0
     data.train=[pixels] data.validation=[pixels] validation.tokens=500"""
 DENSE = " model.num_experts=1 model.ffn_hidden_size=84 loss.load_balance=0 loss.dynamic=0 loss.router_z=0"
-LATENTS = """ model.channels=4 model.text_size=6 model.text_length=3 model.position=sincos model.qk_norm=false
+LATENTS = """ model.channels=4 model.text_size=6 model.text_length=3 model.position=sincos model.qk_norm=none
     diffusion.objective=ddpm diffusion.timesteps=uniform data.train=[latents] data.validation=[latents]"""
 # Layouts: ranks, nodes, ranks per expert-parallel group.
 EXPERTS = {"1 rank": (1, 1, 1), "2 ranks": (2, 1, 1), "2 x EP 2": (4, 1, 2)}

@@ -37,7 +37,6 @@ struct DiffusionTransformerConfig {
   int64_t text_size = 0;    // size of a text embedding; 0: no text conditioning
   int64_t text_length = 0;  // embeddings per text
   Position position = Position::kRotary;
-  bool qk_norm = true;
 
   int64_t grid_size() const { return image_size / patch_size; }  // patches per row
   int64_t image_tokens() const { return grid_size() * grid_size(); }
@@ -62,7 +61,6 @@ void visit_fields(SectionOf<DiffusionTransformerConfig> auto& config, auto&& fie
   field("text_size", config.text_size);
   field("text_length", config.text_length);
   field("position", config.position);
-  field("qk_norm", config.qk_norm);
 }
 
 void visit_fields(SectionOf<DiffusionConfig> auto& config, auto&& field) {

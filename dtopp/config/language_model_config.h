@@ -21,6 +21,7 @@ struct LanguageModelConfig {
   int64_t vocab_size = 0;
   int64_t sequence_length = 0;
   bool tie_embeddings = true;
+  bool qkv_bias = false;  // queries, keys and values have biases
   // Norm of blocks, queries and keys, and the final one; rms: as in OLMoE.
   NormType norm = NormType::kLayer;
   double norm_eps = 1e-5;
@@ -33,6 +34,7 @@ void visit_fields(SectionOf<LanguageModelConfig> auto& config, auto&& field) {
   field("vocab_size", config.vocab_size);
   field("sequence_length", config.sequence_length);
   field("tie_embeddings", config.tie_embeddings);
+  field("qkv_bias", config.qkv_bias);
   field("norm", config.norm);
   field("norm_eps", config.norm_eps);
   field("rope_base", config.rope_base);

@@ -83,6 +83,8 @@ void validate(const ModelConfig& config) {
   require_between("model.shared_experts", 0, kMostExperts, config.shared_experts);
   if (config.shared_experts > 0 && config.is_dense())
     throw InvalidValue("model.shared_experts", "a dense model has no experts to share with; set it to 0");
+  if (config.shared_gate && config.shared_experts == 0)
+    throw InvalidValue("model.shared_gate", "needs model.shared_experts; set it to false");
   switch (config.type) {
     case ModelType::kLanguageModel:
       validate(language_model_part(config));

@@ -14,8 +14,14 @@ namespace dtopp::config {
 
 enum class ModelType { kLanguageModel, kDiffusionTransformer };
 
+// The norm of queries and keys before positions: none, over all heads together, or over each head.
+enum class QkNorm { kNone, kWhole, kHead };
 enum class ZeroKind { kZero, kCopy };  // what a zero expert returns: 0, or its input
 
+constexpr auto enum_names(QkNorm) {
+  return std::array<std::pair<QkNorm, std::string_view>, 3>{
+      {{QkNorm::kNone, "none"}, {QkNorm::kWhole, "whole"}, {QkNorm::kHead, "head"}}};
+}
 constexpr auto enum_names(ZeroKind) {
   return std::array<std::pair<ZeroKind, std::string_view>, 2>{
       {{ZeroKind::kZero, "zero"}, {ZeroKind::kCopy, "copy"}}};
@@ -36,11 +42,13 @@ struct ModelConfig : LanguageModelConfig, DiffusionTransformerConfig {
   int64_t num_heads = 0;
   int64_t chosen_kv_heads = 0;   // 0: num_heads
   int64_t chosen_head_size = 0;  // 0: hidden_size / num_heads
-  int64_t ffn_hidden_size = 0;   // per expert; of the whole FFN if num_experts is 1
-  int64_t num_experts = 0;       // 1: dense
-  int64_t zero_experts = 0;      // further columns of the router; they compute nothing
+  QkNorm qk_norm = QkNorm::kWhole;
+  int64_t ffn_hidden_size = 0;  // per expert; of the whole FFN if num_experts is 1
+  int64_t num_experts = 0;      // 1: dense
+  int64_t zero_experts = 0;     // further columns of the router; they compute nothing
   ZeroKind zero_kind = ZeroKind::kZero;
   int64_t shared_experts = 0;  // every token passes one FFN of this many times ffn_hidden_size
+  bool shared_gate = false;    // times sigmoid(w x)
   double init_std = 0.02;
   bool scale_residual_init = false;  // divide the std of o_proj and down_proj by sqrt(2 num_layers)
 
@@ -49,7 +57,11 @@ struct ModelConfig : LanguageModelConfig, DiffusionTransformerConfig {
   int64_t shared_ffn_hidden_size() const { return shared_experts * ffn_hidden_size; }
   int64_t num_kv_heads() const { return chosen_kv_heads > 0 ? chosen_kv_heads : num_heads; }
   int64_t head_size() const { return chosen_head_size > 0 ? chosen_head_size : hidden_size / num_heads; }
-  bool has_qk_norm() const { return type == ModelType::kLanguageModel || qk_norm; }
+  // Numbers that the norm of queries, and that of keys, covers.
+  int64_t q_norm_size() const { return qk_norm == QkNorm::kHead ? head_size() : num_heads * head_size(); }
+  int64_t k_norm_size() const {
+    return qk_norm == QkNorm::kHead ? head_size() : num_kv_heads() * head_size();
+  }
   // Tokens per sample: per sequence of a language model; per image with its text.
   int64_t tokens_per_sample() const {
     return type == ModelType::kLanguageModel ? sequence_length : text_length + image_tokens();
@@ -70,11 +82,13 @@ void visit_fields(SectionOf<ModelConfig> auto& config, auto&& field) {
   field("num_heads", config.num_heads);
   field("num_kv_heads", config.chosen_kv_heads);
   field("head_size", config.chosen_head_size);
+  field("qk_norm", config.qk_norm);
   field("ffn_hidden_size", config.ffn_hidden_size);
   field("num_experts", config.num_experts);
   field("zero_experts", config.zero_experts);
   field("zero_kind", config.zero_kind);
   field("shared_experts", config.shared_experts);
+  field("shared_gate", config.shared_gate);
   // Keys of the other model types are unknown keys.
   switch (config.type) {
     case ModelType::kLanguageModel:

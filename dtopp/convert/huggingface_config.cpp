@@ -65,6 +65,8 @@ void require_olmoe(const config::RunConfig& config) {
   require(config.model.shared_experts == 0, "model.shared_experts", "0");
   require(config.model.head_size() * config.model.num_heads == config.model.hidden_size, "model.head_size",
           "hidden_size / num_heads");
+  require(config.model.qk_norm == config::QkNorm::kWhole, "model.qk_norm", "whole");
+  require(!config.model.qkv_bias, "model.qkv_bias", "false");
   require(config.model.norm == config::NormType::kRms, "model.norm", "rms");
   require(config.model.attend_across_documents, "model.attend_across_documents", "true");
   require(routing.method == config::RoutingMethod::kTopK, "routing.method", "top_k");
@@ -102,6 +104,9 @@ std::string huggingface_config(const config::RunConfig& config, const std::vecto
               {"AutoModelForCausalLM", "modeling_dtopp.DtoppForCausalLM"}}}};
     json.update(shape_of(config.model, end_of_text));
     json["shared_experts"] = config.model.shared_experts;
+    json["shared_gate"] = config.model.shared_gate;
+    json["qk_norm"] = enum_name(config.model.qk_norm);
+    json["qkv_bias"] = config.model.qkv_bias;
     json["norm"] = enum_name(config.model.norm);
     json["attend_across_documents"] = config.model.attend_across_documents;
     json["end_of_text"] = config.data.end_of_text;

@@ -123,6 +123,9 @@ void read_olmoe(const ConfigFile& file, config::RunConfig& config) {
 
 void read_dtopp(const ConfigFile& file, config::RunConfig& config) {
   config.model.shared_experts = file.get<int64_t>("shared_experts", 0);
+  config.model.shared_gate = file.get("shared_gate", false);
+  config.model.qk_norm = file.one_of("qk_norm", config::QkNorm::kWhole);
+  config.model.qkv_bias = file.get("qkv_bias", false);
   config.model.norm = file.one_of("norm", config::NormType::kLayer);
   config.model.tie_embeddings = file.get("tie_word_embeddings", true);
   config.model.attend_across_documents = file.get("attend_across_documents", true);

@@ -22,7 +22,10 @@ void require_cuda_limits(const BlockSizes& s) {
                                         "; make it smaller, or set training.device to cpu");
   };
   require("model.hidden_size", "", s.D, ops::cuda::kWidestNorm);
-  require("model.num_heads", "times the head size is ", s.queries, ops::cuda::kWidestNorm);
+  if (s.qk_norm == config::QkNorm::kWhole)
+    require("model.num_heads", "times the head size is ", s.queries, ops::cuda::kWidestNorm);
+  if (s.qk_norm == config::QkNorm::kHead)
+    require("model.head_size", "", s.queries / s.H, ops::cuda::kWidestNorm);
   if (s.dense) return;
   require("model.num_experts", s.columns > s.E ? "and zero_experts are " : "", s.columns,
           ops::cuda::kMostExperts);
@@ -52,6 +55,8 @@ BlockSizes block_sizes(const config::ModelConfig& model, const CostInputs& input
   s.E = u(model.num_experts);
   s.columns = u(model.router_columns());
   s.shared = u(model.shared_ffn_hidden_size());
+  s.shared_gate = model.shared_gate;
+  s.qk_norm = model.qk_norm;
   s.cuda = inputs.cuda;
   s.dense = model.is_dense();
   s.pairs =
@@ -69,14 +74,17 @@ BlockActivations block_activations(const BlockSizes& s, uint64_t attention_extra
   const uint64_t norms = checked_sum({checked_product({4, stream}), checked_product({s.T, 4 * kFp32Bytes})});
   // q and k before their norms; q, k and v, whose heads are repeated, and the result of attention; its
   // logsumexp.
+  const uint64_t before_norm = s.qk_norm == config::QkNorm::kNone ? 0 : checked_sum({s.queries, s.keys});
   const uint64_t attention =
-      checked_sum({checked_product({s.T, checked_sum({5 * s.queries, s.keys}), s.width}),
+      checked_sum({checked_product({s.T, checked_sum({4 * s.queries, before_norm}), s.width}),
                    checked_product({s.T, s.H, kFp32Bytes})});
   const uint64_t attend = checked_sum({norms, attention, attention_extra});
   // A dense FFN stores gate and up, silu(gate), and its product with up; experts store gate and up.
   const uint64_t ffn =
       s.dense ? checked_product({s.T, 4, s.F, s.width}) : checked_product({s.pairs, 2, s.F, s.width});
-  const uint64_t shared = checked_product({s.T, 4, s.shared, s.width});
+  // The gate stores the output of the shared experts.
+  const uint64_t shared =
+      checked_sum({checked_product({s.T, 4, s.shared, s.width}), s.shared_gate ? stream : 0});
   // The router's logits and the gates. The router's input is the norm's output, which is counted above. With
   // zero experts also the gates and the probabilities of the experts alone.
   const uint64_t real = s.columns > s.E ? checked_product({s.T, s.E, 2 * kFp32Bytes}) : 0;

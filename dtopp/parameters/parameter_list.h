@@ -48,16 +48,21 @@ class ParameterList {
                        ParameterRole role = ParameterRole::kMatrix) {
     add_matrix(name, std::move(shape), role, residual_std());
   }
-  // Projections and QK norms. prefix: "model.layers.3.self_attn."
+  // Projections, their biases and QK norms. prefix: "model.layers.3.self_attn."
   void attention(const std::string& prefix) {
     const int64_t D = model_.hidden_size, K = model_.head_size();
     const int64_t queries = model_.num_heads * K, keys = model_.num_kv_heads() * K;
     matrix(prefix + "q_proj.weight", {queries, D});
     matrix(prefix + "k_proj.weight", {keys, D});
     matrix(prefix + "v_proj.weight", {keys, D});
-    if (model_.has_qk_norm()) {
-      gain(prefix + "q_norm.weight", queries);
-      gain(prefix + "k_norm.weight", keys);
+    if (model_.qkv_bias) {
+      shift(prefix + "q_proj.bias", {queries});
+      shift(prefix + "k_proj.bias", {keys});
+      shift(prefix + "v_proj.bias", {keys});
+    }
+    if (model_.qk_norm != config::QkNorm::kNone) {
+      gain(prefix + "q_norm.weight", model_.q_norm_size());
+      gain(prefix + "k_norm.weight", model_.k_norm_size());
     }
     residual_matrix(prefix + "o_proj.weight", {D, queries});
   }
@@ -71,6 +76,7 @@ class ParameterList {
         list_.push_back({prefix + "gate.scale", {}, {Distribution::kOne}, ParameterRole::kRouterScale});
     }
     if (model_.shared_experts > 0) dense_ffn(prefix + "shared_experts.", model_.shared_ffn_hidden_size());
+    if (model_.shared_gate) matrix(prefix + "shared_gate.weight", {1, D});
     matrix(prefix + "experts.gate_up_proj", {E, 2 * F, D}, ParameterRole::kExpert);
     residual_matrix(prefix + "experts.down_proj", {E, D, F}, ParameterRole::kExpert);
   }

@@ -100,6 +100,7 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
       {{"model.shared_experts=-1"}, "model.shared_experts: must lie in [0, 65536], is -1"},
       {{"model.num_experts=1", "model.shared_experts=1"},
        "model.shared_experts: a dense model has no experts to share with; set it to 0"},
+      {{"model.shared_gate=true"}, "model.shared_gate: needs model.shared_experts; set it to false"},
       {{"model.vocab_size=-2"}, "model.vocab_size: must lie in [1, 2147483647], is -2"},
       {{"model.num_kv_heads=3"}, "model.num_kv_heads: 3 does not divide num_heads 16"},
       {{"model.head_size=7"}, "model.head_size: an odd head size; rotary positions need an even one"},

@@ -32,6 +32,39 @@ TEST(Plan, shared_experts_cost_every_token_their_ffn) {
   EXPECT_EQ(plan.flops_per_token, without.flops_per_token + 6 * kShared);
 }
 
+TEST(Plan, a_shared_gate_costs_a_row_and_the_output_that_it_stores) {
+  config::RunConfig config = tiny();
+  config.model.shared_experts = 2;
+  const Plan without = make_plan(config);
+  config.model.shared_gate = true;
+  const Plan plan = make_plan(config);
+  EXPECT_EQ(plan.parameters, without.parameters + 2 * 8);
+  EXPECT_EQ(plan.flops_per_token, without.flops_per_token + 6U * 2 * 8);
+  EXPECT_GT(plan.memory_bytes(), without.memory_bytes());
+}
+
+TEST(Plan, norms_of_heads_and_biases_of_projections_are_counted) {
+  config::RunConfig config = tiny();
+  config.model.chosen_kv_heads = 1;
+  const auto parameters = [&](config::QkNorm norm, bool bias) {
+    config.model.qk_norm = norm;
+    config.model.qkv_bias = bias;
+    return make_plan(config).parameters;
+  };
+  const uint64_t K = config.model.head_size(), H = config.model.num_heads;
+  const uint64_t none = parameters(config::QkNorm::kNone, false);
+  EXPECT_EQ(parameters(config::QkNorm::kWhole, false), none + 2 * (H + 1) * K);  // in both layers
+  EXPECT_EQ(parameters(config::QkNorm::kHead, false), none + 2 * 2 * K);
+  EXPECT_EQ(parameters(config::QkNorm::kNone, true), none + 2 * (H + 2) * K);
+}
+
+TEST(Plan, without_qk_norm_no_input_of_it_is_stored) {
+  config::RunConfig config = tiny();
+  const uint64_t with = make_plan(config).memory_bytes();
+  config.model.qk_norm = config::QkNorm::kNone;
+  EXPECT_LT(make_plan(config).memory_bytes(), with);
+}
+
 TEST(Plan, zero_experts_cost_their_rows_of_the_router) {
   config::RunConfig config = tiny();
   const Plan without = make_plan(config);

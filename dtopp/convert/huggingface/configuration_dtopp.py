@@ -8,9 +8,12 @@ class DtoppConfig(PretrainedConfig):
 
     num_key_value_heads: heads of keys and values, which the heads of queries share; None: num_attention_heads.
     head_dim: numbers per head; None: hidden_size / num_attention_heads.
+    qk_norm: norm of queries and keys: "none", "whole" (over all heads together) or "head" (over each head).
+    qkv_bias: whether queries, keys and values have biases.
     norm: "layer" (LayerNorm without bias) or "rms", for blocks, queries and keys; its eps is `rms_norm_eps`.
     num_experts: experts per layer; 1: a dense model.
     shared_experts: every token also passes one feed-forward network of this many times intermediate_size.
+    shared_gate: whether its output is multiplied by sigmoid(w x).
     router_method: "top_k" (`router_top_k` experts per token), or "top_p" or "dtop_p": a token uses its most probable experts
         until their probabilities sum to the layer's threshold p.
     router_thresholds: p per layer. It may be set; `DtoppForCausalLM.set_target_experts` finds it for a number of experts.
@@ -29,8 +32,9 @@ class DtoppConfig(PretrainedConfig):
     attribute_map = {"num_local_experts": "num_experts"}
 
     def __init__(self, vocab_size=50432, hidden_size=2048, intermediate_size=1024, num_hidden_layers=16, num_attention_heads=16,
-                 num_key_value_heads=None, head_dim=None,
-                 max_position_embeddings=2048, num_experts=64, shared_experts=0, norm="layer", rms_norm_eps=1e-5, hidden_act="silu",
+                 num_key_value_heads=None, head_dim=None, qk_norm="whole", qkv_bias=False,
+                 max_position_embeddings=2048, num_experts=64, shared_experts=0, shared_gate=False, norm="layer",
+                 rms_norm_eps=1e-5, hidden_act="silu",
                  router_method="dtop_p", router_top_k=8, router_thresholds=None, router_target_experts=8,
                  router_normalization="dynamic", router_renormalize=True, router_max_experts=0, initializer_range=0.02,
                  rope_parameters=None, use_cache=True, output_router_logits=False, attend_across_documents=True, end_of_text=-1,
@@ -42,9 +46,12 @@ class DtoppConfig(PretrainedConfig):
         self.num_attention_heads = num_attention_heads
         self.num_key_value_heads = num_key_value_heads or num_attention_heads
         self.head_dim = head_dim or hidden_size // num_attention_heads
+        self.qk_norm = qk_norm
+        self.qkv_bias = qkv_bias
         self.max_position_embeddings = max_position_embeddings
         self.num_experts = num_experts
         self.shared_experts = shared_experts
+        self.shared_gate = shared_gate
         self.norm = norm
         self.rms_norm_eps = rms_norm_eps
         self.hidden_act = hidden_act

@@ -27,6 +27,30 @@ def make_norm(config, size=None):
     return norm(size or config.hidden_size, eps=config.rms_norm_eps)
 
 
+class PerHead:
+    """Makes a norm treat each head by itself."""
+
+    def forward(self, x):
+        return super().forward(x.unflatten(-1, (-1, len(self.weight)))).flatten(-2)
+
+
+class DtoppHeadLayerNorm(PerHead, DtoppLayerNorm):
+    pass
+
+
+class DtoppHeadRMSNorm(PerHead, olmoe.OlmoeRMSNorm):
+    pass
+
+
+def make_qk_norm(config, heads):
+    if config.qk_norm == "none":
+        return nn.Identity()
+    if config.qk_norm == "whole":
+        return make_norm(config, heads * config.head_dim)
+    norm = DtoppHeadRMSNorm if config.norm == "rms" else DtoppHeadLayerNorm
+    return norm(config.head_dim, eps=config.rms_norm_eps)
+
+
 class DtoppRouter(nn.Module):
     """Selects the experts of each token, and computes their weights in fp32."""
 
@@ -101,6 +125,7 @@ class DtoppMoE(nn.Module):
         super().__init__()
         self.gate, self.experts = DtoppRouter(config, layer), DtoppExperts(config)
         self.shared_experts = DtoppMLP(config, config.shared_experts) if config.shared_experts > 0 else None
+        self.shared_gate = nn.Linear(config.hidden_size, 1, bias=False) if config.shared_gate else None
         # Makes every implementation of experts treat the index num_experts as no expert. The decorator has
         # set it to False.
         self.experts._is_expert_parallel = True
@@ -109,7 +134,10 @@ class DtoppMoE(nn.Module):
         x_TD = x.reshape(-1, x.shape[-1])
         _, weight_TK, expert_TK = self.gate(x_TD)
         y = self.experts(x_TD, expert_TK, weight_TK.to(x.dtype)).view(x.shape)
-        return y if self.shared_experts is None else y + self.shared_experts(x)
+        if self.shared_experts is None:
+            return y
+        shared = self.shared_experts(x)
+        return y + (shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared)
 
 
 class DtoppMLP(nn.Module):
@@ -149,8 +177,11 @@ class DtoppModel(DtoppPreTrainedModel, olmoe.OlmoeModel):
         super().__init__(config)
         for index, layer in enumerate(self.layers):
             layer.input_layernorm, layer.post_attention_layernorm = make_norm(config), make_norm(config)
-            layer.self_attn.q_norm = make_norm(config, config.num_attention_heads * config.head_dim)
-            layer.self_attn.k_norm = make_norm(config, config.num_key_value_heads * config.head_dim)
+            attention, heads = layer.self_attn, config.num_key_value_heads
+            attention.q_norm, attention.k_norm = make_qk_norm(config, config.num_attention_heads), make_qk_norm(config, heads)
+            if config.qkv_bias:
+                attention.q_proj = nn.Linear(config.hidden_size, config.num_attention_heads * config.head_dim)
+                attention.k_proj, attention.v_proj = (nn.Linear(config.hidden_size, heads * config.head_dim) for _ in range(2))
             layer.mlp = DtoppMLP(config) if config.num_experts == 1 else DtoppMoE(config, index)
         self.norm = make_norm(config)
         self.post_init()

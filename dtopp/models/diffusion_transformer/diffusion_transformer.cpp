@@ -78,7 +78,7 @@ at::Tensor modulated_norm(const at::Tensor& x_BSD, const at::Tensor& shift_B1D, 
 RotaryTable rotary_table_of(const config::ModelConfig& config, int64_t images, const at::Device& device) {
   if (config.position == config::Position::kRotary)
     return axial_rotary_table(images, config.text_length, config.grid_size(), config.head_size(), device);
-  if (!config.qk_norm) return {};
+  if (config.qk_norm == config::QkNorm::kNone) return {};
   const at::Tensor zeros_TK = at::zeros({images * config.tokens_per_sample(), config.head_size()},
                                         at::device(device).dtype(at::kFloat));
   return {zeros_TK + 1, zeros_TK};

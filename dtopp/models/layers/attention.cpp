@@ -21,14 +21,19 @@ at::Tensor rotate(const at::Tensor& x_THK, const RotaryTable& rotary) {
       .to(x_THK.scalar_type());
 }
 
-// Normalizes queries or keys over all heads together, and rotates each head.
-at::Tensor normalize_and_rotate(const at::Tensor& x_TD, const at::Tensor& gain_D,
+at::Tensor linear(const at::Tensor& x_TD, const at::Tensor& weight, const at::Tensor& bias) {
+  const at::Tensor y = ops::linear(x_TD, weight);
+  return bias.defined() ? y + bias : y;
+}
+
+// Normalizes queries or keys, over all heads together or over each, and rotates each head.
+at::Tensor normalize_and_rotate(const at::Tensor& x_TD, const at::Tensor& gain_N,
                                 const config::ModelConfig& model, int64_t heads, const RotaryTable& rotary) {
-  if (gain_D.defined()) {
+  if (gain_N.defined()) {
     // A diffusion transformer always has LayerNorm here.
     const bool centred =
         model.type == config::ModelType::kDiffusionTransformer || model.norm == config::NormType::kLayer;
-    return ops::norm_rotary(x_TD, gain_D, rotary.cos_TK, rotary.sin_TK, heads, model.norm_eps, centred);
+    return ops::norm_rotary(x_TD, gain_N, rotary.cos_TK, rotary.sin_TK, heads, model.norm_eps, centred);
   }
   const at::Tensor x_THK = x_TD.view({x_TD.size(0), heads, model.head_size()});
   return rotary.cos_TK.defined() ? rotate(x_THK, rotary) : x_THK;
@@ -37,9 +42,9 @@ at::Tensor normalize_and_rotate(const at::Tensor& x_TD, const at::Tensor& gain_D
 QueryKeyValue project(const at::Tensor& x_TD, const AttentionWeights& weights,
                       const config::ModelConfig& model, const RotaryTable& rotary) {
   const int64_t H = model.num_heads, G = model.num_kv_heads(), K = model.head_size();
-  return {normalize_and_rotate(ops::linear(x_TD, weights.q), weights.q_norm, model, H, rotary),
-          normalize_and_rotate(ops::linear(x_TD, weights.k), weights.k_norm, model, G, rotary),
-          ops::linear(x_TD, weights.v).view({x_TD.size(0), G, K})};
+  return {normalize_and_rotate(linear(x_TD, weights.q, weights.q_bias), weights.q_norm, model, H, rotary),
+          normalize_and_rotate(linear(x_TD, weights.k, weights.k_bias), weights.k_norm, model, G, rotary),
+          linear(x_TD, weights.v, weights.v_bias).view({x_TD.size(0), G, K})};
 }
 
 // Computes [T, H, K] for each type of mask.
@@ -83,7 +88,12 @@ AttentionWeights attention_weights(const config::ModelConfig& model, const std::
   weights.q = parameter(prefix + "q_proj.weight");
   weights.k = parameter(prefix + "k_proj.weight");
   weights.v = parameter(prefix + "v_proj.weight");
-  if (model.has_qk_norm()) {
+  if (model.qkv_bias) {
+    weights.q_bias = parameter(prefix + "q_proj.bias");
+    weights.k_bias = parameter(prefix + "k_proj.bias");
+    weights.v_bias = parameter(prefix + "v_proj.bias");
+  }
+  if (model.qk_norm != config::QkNorm::kNone) {
     weights.q_norm = parameter(prefix + "q_norm.weight");
     weights.k_norm = parameter(prefix + "k_norm.weight");
   }

@@ -1,6 +1,6 @@
 // Implements multi-head self-attention for all model types.
 //
-//   q, k = rotate(norm(x W_q^T)), rotate(norm(x W_k^T));  v = x W_v^T
+//   q, k = rotate(norm(x W_q^T + b_q)), rotate(norm(x W_k^T + b_k));  v = x W_v^T + b_v
 //   y = softmax(q k^T / sqrt(K) where the mask allows it) v W_o^T
 //
 // H = model.num_heads heads of queries share G = model.num_kv_heads() heads of keys and values, each of
@@ -17,8 +17,9 @@
 namespace dtopp::models {
 
 struct AttentionWeights {
-  at::Tensor q, k, v, o;      // [H K, D], [G K, D], [G K, D], [D, H K]
-  at::Tensor q_norm, k_norm;  // [H K], [G K]; undefined without QK norm
+  at::Tensor q, k, v, o;              // [H K, D], [G K, D], [G K, D], [D, H K]
+  at::Tensor q_bias, k_bias, v_bias;  // [H K], [G K], [G K]; undefined without model.qkv_bias
+  at::Tensor q_norm, k_norm;          // [H K], [G K], or [K] per head; undefined without QK norm
 };
 
 // Looks up the parameters of ParameterList::attention. prefix: "model.layers.3.self_attn."

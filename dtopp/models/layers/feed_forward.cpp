@@ -11,12 +11,15 @@ namespace dtopp::models {
 
 namespace {
 
-// SwiGLU of every token.
+// SwiGLU of every token, times the gate of shared experts.
 at::Tensor dense_ffn(const at::Tensor& x_TD, const FeedForwardWeights& weights, config::Recompute recompute) {
-  const auto ffn = [gate_up_GD = weights.dense_gate_up_GD, down_DF = weights.dense_down_DF](
-                       const std::vector<at::Tensor>& x) -> std::vector<at::Tensor> {
-    const auto gate_up = ops::linear(x[0], gate_up_GD).chunk(2, -1);
-    return {ops::linear(at::silu(gate_up[0]) * gate_up[1], down_DF)};
+  const auto ffn = [weights](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
+    const at::Tensor& gate_1D = weights.shared_gate_1D;
+    // The alias adds the gradients of both products before those of other layers, as a recomputed part does.
+    const at::Tensor x = gate_1D.defined() ? at::alias(in[0]) : in[0];
+    const auto gate_up = ops::linear(x, weights.dense_gate_up_GD).chunk(2, -1);
+    const at::Tensor y_TD = ops::linear(at::silu(gate_up[0]) * gate_up[1], weights.dense_down_DF);
+    return {gate_1D.defined() ? at::sigmoid(ops::linear(x, gate_1D)) * y_TD : y_TD};
   };
   return run_part(recompute == config::Recompute::kLayer, ffn, {x_TD})[0];
 }
@@ -41,6 +44,7 @@ FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
       weights.experts.router_scale = parameter(prefix + "gate.scale");
   }
   if (model.shared_experts > 0) look_up_dense(prefix + "shared_experts.");
+  if (model.shared_gate) weights.shared_gate_1D = parameter(prefix + "shared_gate.weight");
   weights.experts.gate_up_EGD = parameter(prefix + "experts.gate_up_proj");
   weights.experts.down_EDF = parameter(prefix + "experts.down_proj");
   weights.experts.copies_input = model.zero_kind == config::ZeroKind::kCopy;

@@ -1,9 +1,10 @@
 // Computes the feed-forward layer of a block: dense or Mixture-of-Experts, with or without shared experts.
 //
-//   y = FFN(x)                                                dense
-//   y = sum over selected experts of gate_e E_e(x) + FFN(x)   experts; FFN only with shared experts
+//   y = FFN(x)                                                  dense
+//   y = sum over selected experts of gate_e E_e(x) + s FFN(x)   experts; FFN only with shared experts
+//   s = sigmoid(w x) with model.shared_gate, else 1
 //
-// Source:        paper, Eq. 1; DeepSeekMoE (arXiv 2401.06066) for shared experts
+// Source:        paper, Eq. 1; DeepSeekMoE (arXiv 2401.06066) for shared experts, Qwen2-MoE for their gate
 #pragma once
 
 #include <string>
@@ -17,6 +18,7 @@ namespace dtopp::models {
 struct FeedForwardWeights {
   moe::ExpertLayerWeights experts;             // if the model has experts
   at::Tensor dense_gate_up_GD, dense_down_DF;  // if the model is dense or has shared experts
+  at::Tensor shared_gate_1D;                   // undefined without model.shared_gate
 };
 
 // Looks up the weights whose names begin with `prefix` ("model.layers.3.mlp.", see

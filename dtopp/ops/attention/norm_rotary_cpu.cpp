@@ -1,5 +1,6 @@
-// Processes one token at a time: its standard deviation, its normalized numbers and the rotation of each
-// head, while the row is in cache. The backward pass recomputes the normalized row instead of saving it.
+// Processes one row of N numbers at a time: its standard deviation, its normalized numbers and the rotation
+// of each head, while the row is in cache. A token has D / N rows. The backward pass recomputes the
+// normalized row instead of saving it.
 #include <cmath>
 #include <vector>
 
@@ -11,7 +12,7 @@ namespace {
 
 // All tensors are contiguous.
 struct NormRotaryInputs {
-  at::Tensor x_TD, gain_D, cos_TK, sin_TK;
+  at::Tensor x_TD, gain_N, cos_TK, sin_TK;
   double eps;
   bool centred;
 };
@@ -36,18 +37,19 @@ template <typename Scalar>
   return 1 / std::sqrt(squares / static_cast<float>(hidden) + eps);
 }
 
-// Per-thread rows, and the sum of the gain's gradient over the thread's tokens.
+// Per-thread rows, and the sum of the gain's gradient over the thread's rows.
 struct RowBuffers {
-  std::vector<float> normal_D, row_D, grad_gain_D;
+  std::vector<float> normal_D, row_D, grad_gain_N;
 
-  explicit RowBuffers(int64_t hidden) : normal_D(hidden), row_D(hidden), grad_gain_D(hidden) {}
+  explicit RowBuffers(int64_t hidden) : normal_D(hidden), row_D(hidden), grad_gain_N(hidden) {}
 };
 
 template <typename Scalar>
 struct Rows {
-  const Scalar *x_TD, *gain_D;
+  const Scalar *x_TD, *gain_N;
   const float *cos_TK, *sin_TK;
-  int64_t hidden, width;  // D, K
+  int64_t hidden, width;  // N, K
+  int64_t per_token;      // rows
   float eps;
   bool centred;
 };
@@ -58,8 +60,9 @@ template <typename Scalar>
   float* n = buffers.normal_D.data();
   const float inverse = centre(in.x_TD + t * in.hidden, in.hidden, in.eps, in.centred, n);
 #pragma omp simd
-  for (int64_t d = 0; d < in.hidden; ++d) n[d] *= inverse * load(in.gain_D[d]);
-  const float *cos = in.cos_TK + t * in.width, *sin = in.sin_TK + t * in.width;
+  for (int64_t d = 0; d < in.hidden; ++d) n[d] *= inverse * load(in.gain_N[d]);
+  const int64_t angles = t / in.per_token * in.width;
+  const float *cos = in.cos_TK + angles, *sin = in.sin_TK + angles;
   const int64_t half = in.width / 2;
   for (int64_t head = 0; head < in.hidden; head += in.width) {
     const float *low = n + head, *high = low + half;
@@ -77,9 +80,10 @@ template <typename Scalar>
                                                 RowBuffers& buffers, Scalar* grad_x_D) {
   const int64_t hidden = in.hidden, half = in.width / 2;
   float *normal = buffers.normal_D.data(), *row = buffers.row_D.data(),
-        *grad_gain = buffers.grad_gain_D.data();
+        *grad_gain = buffers.grad_gain_N.data();
   const float inverse = centre(in.x_TD + t * hidden, hidden, in.eps, in.centred, normal);
-  const float *cos = in.cos_TK + t * in.width, *sin = in.sin_TK + t * in.width;
+  const int64_t angles = t / in.per_token * in.width;
+  const float *cos = in.cos_TK + angles, *sin = in.sin_TK + angles;
   for (int64_t head = 0; head < hidden; head += in.width) {  // the inverse rotation
     const Scalar *low = grad_D + head, *high = low + half;
     float *to_low = row + head, *to_high = to_low + half;
@@ -95,7 +99,7 @@ template <typename Scalar>
   for (int64_t d = 0; d < hidden; ++d) {
     normal[d] *= inverse;
     grad_gain[d] += row[d] * normal[d];
-    row[d] *= load(in.gain_D[d]);
+    row[d] *= load(in.gain_N[d]);
     sum += row[d];
     product += row[d] * normal[d];
   }
@@ -109,11 +113,12 @@ template <typename Scalar>
 template <typename Scalar>
 Rows<Scalar> rows_of(const NormRotaryInputs& in) {
   return {in.x_TD.const_data_ptr<Scalar>(),
-          in.gain_D.const_data_ptr<Scalar>(),
+          in.gain_N.const_data_ptr<Scalar>(),
           in.cos_TK.const_data_ptr<float>(),
           in.sin_TK.const_data_ptr<float>(),
-          in.x_TD.size(1),
+          in.gain_N.size(0),
           in.cos_TK.size(1),
+          in.x_TD.size(1) / in.gain_N.size(0),
           static_cast<float>(in.eps),
           in.centred};
 }
@@ -132,18 +137,18 @@ std::vector<RowBuffers> for_row_shares(int64_t rows, int64_t hidden, const Body&
   return buffers;
 }
 
-at::Tensor norm_rotary_cpu(const at::Tensor& x_TD, const at::Tensor& gain_D, const at::Tensor& cos_TK,
+at::Tensor norm_rotary_cpu(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
                            const at::Tensor& sin_TK, double eps, bool centred) {
-  check_norm_rotary("norm_rotary_forward", x_TD, gain_D, cos_TK, sin_TK);
+  check_norm_rotary("norm_rotary_forward", x_TD, gain_N, cos_TK, sin_TK);
   const NormRotaryInputs in{
-      x_TD.contiguous(), gain_D.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centred};
-  const int64_t tokens = in.x_TD.size(0), hidden = in.x_TD.size(1), width = in.cos_TK.size(1);
-  at::Tensor y_THK = at::empty({tokens, hidden / width, width}, in.x_TD.options());
+      x_TD.contiguous(), gain_N.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centred};
+  const int64_t hidden = in.gain_N.size(0), count = in.x_TD.numel() / hidden, width = in.cos_TK.size(1);
+  at::Tensor y_THK = at::empty({in.x_TD.size(0), in.x_TD.size(1) / width, width}, in.x_TD.options());
   dispatch_scalar(in.x_TD, [&](auto scalar) {
     using Scalar = decltype(scalar);
     const auto rows = rows_of<Scalar>(in);
     auto* y = y_THK.mutable_data_ptr<Scalar>();
-    for_row_shares(tokens, hidden, [&](int64_t begin, int64_t end, RowBuffers& buffers) {
+    for_row_shares(count, hidden, [&](int64_t begin, int64_t end, RowBuffers& buffers) {
       for (int64_t t = begin; t < end; ++t) forward_row(rows, t, buffers, y + t * hidden);
     });
   });
@@ -151,31 +156,31 @@ at::Tensor norm_rotary_cpu(const at::Tensor& x_TD, const at::Tensor& gain_D, con
 }
 
 std::tuple<at::Tensor, at::Tensor> norm_rotary_backward_cpu(const at::Tensor& grad_y, const at::Tensor& x_TD,
-                                                            const at::Tensor& gain_D,
+                                                            const at::Tensor& gain_N,
                                                             const at::Tensor& cos_TK,
                                                             const at::Tensor& sin_TK, double eps,
                                                             bool centred) {
-  check_norm_rotary_backward(grad_y, x_TD, gain_D, cos_TK, sin_TK);
+  check_norm_rotary_backward(grad_y, x_TD, gain_N, cos_TK, sin_TK);
   const NormRotaryInputs in{
-      x_TD.contiguous(), gain_D.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centred};
+      x_TD.contiguous(), gain_N.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centred};
   const at::Tensor grad_y_THK = grad_y.contiguous();
-  const int64_t tokens = in.x_TD.size(0), hidden = in.x_TD.size(1);
-  at::Tensor grad_x_TD = at::empty_like(in.x_TD), grad_gain_D = at::zeros({hidden}, at::kFloat);
+  const int64_t hidden = in.gain_N.size(0), count = in.x_TD.numel() / hidden;
+  at::Tensor grad_x_TD = at::empty_like(in.x_TD), grad_gain_N = at::zeros({hidden}, at::kFloat);
   dispatch_scalar(in.x_TD, [&](auto scalar) {
     using Scalar = decltype(scalar);
     const auto rows = rows_of<Scalar>(in);
     const auto* grad_y = grad_y_THK.const_data_ptr<Scalar>();
     auto* grad_x = grad_x_TD.mutable_data_ptr<Scalar>();
-    const auto shares = for_row_shares(tokens, hidden, [&](int64_t begin, int64_t end, RowBuffers& buffers) {
+    const auto shares = for_row_shares(count, hidden, [&](int64_t begin, int64_t end, RowBuffers& buffers) {
       for (int64_t t = begin; t < end; ++t)
         backward_row(rows, t, grad_y + t * hidden, buffers, grad_x + t * hidden);
     });
-    auto* grad_gain = grad_gain_D.mutable_data_ptr<float>();
+    auto* grad_gain = grad_gain_N.mutable_data_ptr<float>();
     for (const RowBuffers& share : shares) {
-      for (int64_t d = 0; d < hidden; ++d) grad_gain[d] += share.grad_gain_D[d];
+      for (int64_t d = 0; d < hidden; ++d) grad_gain[d] += share.grad_gain_N[d];
     }
   });
-  return {grad_x_TD, grad_gain_D.to(in.gain_D.scalar_type())};
+  return {grad_x_TD, grad_gain_N.to(in.gain_N.scalar_type())};
 }
 
 }  // namespace

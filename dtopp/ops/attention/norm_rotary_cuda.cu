@@ -1,19 +1,20 @@
-// One thread block processes a token at a time. A thread holds in registers the same numbers of every row:
-// kPairs pairs of packs, one of neighboring numbers in the lower half of a head and its partner in the upper
-// half. A row is therefore read once, and the rotation needs no communication between threads.
+// One thread block processes a row of N numbers at a time. A token has D / N rows. A thread holds in
+// registers the same numbers of every row: kPairs pairs of packs, one of neighboring numbers in the lower
+// half of a head and its partner in the upper half. A row is therefore read once, and the rotation needs no
+// communication between threads.
 //
 // Forward: mean and standard deviation are two sums over the block; an RMS norm needs only the second.
 //
 // Backward: the inverse rotation is applied to the gradient. Its sum and its product with the normalized row,
-// again sums over the block, give dx. A block processes kTokensPerBlock tokens and adds their gradients of
-// the gain in the order of tokens.
+// again sums over the block, give dx. A block processes kRowsPerBlock rows and adds their gradients of
+// the gain in the order of rows.
 #include "dtopp/ops/attention/norm_rotary_cuda.h"
 #include "dtopp/ops/cuda/cuda_kernel.h"
 
 namespace dtopp::ops::cuda {
 namespace {
 
-constexpr int64_t kTokensPerBlock = 32;
+constexpr int64_t kRowsPerBlock = 32;
 
 // The numbers of a row that a thread holds: of each pair of packs the lower one, then the upper one.
 template <int kWidth, int kPairs>
@@ -62,8 +63,9 @@ struct Columns {
     });
   }
 
-  // Rotates a token's numbers by its angles; direction -1 is the inverse.
-  __device__ void rotate(int64_t token, float direction, Numbers<kWidth, kPairs>& row) const {
+  // Rotates a row's numbers by its token's angles; direction -1 is the inverse.
+  __device__ void rotate(int64_t index, float direction, Numbers<kWidth, kPairs>& row) const {
+    const int64_t token = in.per_token == 1 ? index : index / in.per_token;
     for_pairs([&](int n, int, int, int angle) {
       const auto cos = load_pack<kWidth>(in.cos_TK + token * in.width, angle),
                  sin = load_pack<kWidth>(in.sin_TK + token * in.width, angle);
@@ -105,31 +107,31 @@ struct Columns {
 template <typename Scalar, int kWidth, int kPairs, int kThreads>
 __global__ void __launch_bounds__(kThreads) forward_kernel(NormRotary<Scalar> in, Scalar* y_TD) {
   const Columns<Scalar, kWidth, kPairs> columns{in};
-  const int64_t token = blockIdx.x;
+  const int64_t index = blockIdx.x;
   Numbers<kWidth, kPairs> row, gain;
-  columns.read(in.x_TD + token * in.hidden, row);
-  columns.read(in.gain_D, gain);
+  columns.read(in.x_TD + index * in.hidden, row);
+  columns.read(in.gain_N, gain);
   columns.normalize(row, reinterpret_cast<float*>(shared_memory()));
   columns.for_numbers([&](int n, int i) { row[n][i] *= gain[n][i]; });
-  columns.rotate(token, 1, row);
-  columns.write(row, y_TD + token * in.hidden);
+  columns.rotate(index, 1, row);
+  columns.write(row, y_TD + index * in.hidden);
 }
 
 template <typename Scalar, int kWidth, int kPairs, int kThreads>
 __global__ void __launch_bounds__(kThreads)
-    backward_kernel(NormRotary<Scalar> in, const Scalar* grad_y_TD, Scalar* grad_x_TD, float* grad_gain_BD) {
+    backward_kernel(NormRotary<Scalar> in, const Scalar* grad_y_TD, Scalar* grad_x_TD, float* grad_gain_BN) {
   const Columns<Scalar, kWidth, kPairs> columns{in};
   float* scratch = reinterpret_cast<float*>(shared_memory());
   const float hidden = static_cast<float>(in.hidden);
   Numbers<kWidth, kPairs> gain, grad_gain = {};
-  columns.read(in.gain_D, gain);
-  const int64_t first = blockIdx.x * kTokensPerBlock;
-  for (int64_t token = first; token < first + kTokensPerBlock && token < in.tokens; ++token) {
+  columns.read(in.gain_N, gain);
+  const int64_t first = blockIdx.x * kRowsPerBlock;
+  for (int64_t index = first; index < first + kRowsPerBlock && index < in.rows; ++index) {
     Numbers<kWidth, kPairs> row, grad;
-    columns.read(in.x_TD + token * in.hidden, row);
-    columns.read(grad_y_TD + token * in.hidden, grad);
+    columns.read(in.x_TD + index * in.hidden, row);
+    columns.read(grad_y_TD + index * in.hidden, grad);
     const float inverse_sigma = columns.normalize(row, scratch);
-    columns.rotate(token, -1, grad);
+    columns.rotate(index, -1, grad);
     float sum = 0, product = 0;
     columns.for_numbers([&](int n, int i) {
       grad_gain[n][i] += grad[n][i] * row[n][i];
@@ -141,9 +143,9 @@ __global__ void __launch_bounds__(kThreads)
     const float projection = block_sum(product, scratch) / hidden;
     columns.for_numbers(
         [&](int n, int i) { grad[n][i] = inverse_sigma * (grad[n][i] - mean - row[n][i] * projection); });
-    columns.write(grad, grad_x_TD + token * in.hidden);
+    columns.write(grad, grad_x_TD + index * in.hidden);
   }
-  float* out_D = grad_gain_BD + blockIdx.x * in.hidden;
+  float* out_D = grad_gain_BN + blockIdx.x * in.hidden;
   columns.for_pairs([&](int n, int low, int high, int) {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
@@ -167,7 +169,7 @@ void with_columns(const NormRotary<Scalar>& in, const Body& body, const Pointers
     if (pairs <= 2 * most_threads()) return run(std::integral_constant<int, 2>());
     run(std::integral_constant < int, width() == 8 ? 3 : 6 > ());  // up to kWidestNorm
   };
-  const bool packs = takes_packs<Scalar>(in.width / 2, in.x_TD, in.gain_D, rows...) &&
+  const bool packs = takes_packs<Scalar>(in.width / 2, in.x_TD, in.gain_N, rows...) &&
                      takes_packs<float>(in.width / 2, in.cos_TK, in.sin_TK);
   if (packs) {
     with_pairs(std::integral_constant<int, kWidest<Scalar>>(), std::integral_constant<int, 256>());
@@ -185,22 +187,22 @@ void norm_rotary(const NormRotary<Scalar>& in, Scalar* y_TD, Stream stream) {
   with_columns(
       in,
       [&](auto width, auto pairs, auto most, int threads) {
-        launch({"norm_rotary", stream, in.tokens, threads, scratch_bytes(threads)},
+        launch({"norm_rotary", stream, in.rows, threads, scratch_bytes(threads)},
                forward_kernel<Scalar, width(), pairs(), most()>, in, y_TD);
       },
       y_TD);
 }
 
-int64_t norm_rotary_blocks(int64_t tokens) { return ceil_divide(tokens, kTokensPerBlock); }
+int64_t norm_rotary_blocks(int64_t rows) { return ceil_divide(rows, kRowsPerBlock); }
 
 template <typename Scalar>
 void norm_rotary_backward(const NormRotary<Scalar>& in, const Scalar* grad_y_TD, Scalar* grad_x_TD,
-                          float* grad_gain_BD, Stream stream) {
+                          float* grad_gain_BN, Stream stream) {
   with_columns(
       in,
       [&](auto width, auto pairs, auto most, int threads) {
-        launch({"norm_rotary", stream, norm_rotary_blocks(in.tokens), threads, scratch_bytes(threads)},
-               backward_kernel<Scalar, width(), pairs(), most()>, in, grad_y_TD, grad_x_TD, grad_gain_BD);
+        launch({"norm_rotary", stream, norm_rotary_blocks(in.rows), threads, scratch_bytes(threads)},
+               backward_kernel<Scalar, width(), pairs(), most()>, in, grad_y_TD, grad_x_TD, grad_gain_BN);
       },
       grad_y_TD, grad_x_TD);
 }

@@ -72,7 +72,7 @@ Tensors initial_parameters(const Model& model) {
 TEST(DiffusionTransformer, looks_up_the_parameters_it_lists_in_their_order) {
   std::vector<config::RunConfig> configs(5, small_diffusion());
   configs[1].model.num_experts = 1;
-  configs[2].model.qk_norm = false;
+  configs[2].model.qk_norm = config::QkNorm::kNone;
   configs[3].model.position = config::Position::kSincos;
   configs[3].model.text_length = 0;
   configs[4].model.num_classes = 0;

@@ -18,8 +18,9 @@ enum class Kind { kDense, kExperts, kDocuments, kWindow };
 constexpr int64_t kEndOfText = 7;
 
 // A model of two layers, dense or with eight experts. In the documents case, attention stays within a
-// document; in the window case also within six tokens, and heads of queries share keys and values. Documents
-// end within the text that the tests continue, at its end, and directly after each other.
+// document; in the window case also within six tokens, heads of queries share keys and values, and each head
+// has its own norm. Documents end within the text that the tests continue, at its end, and directly after
+// each other.
 class Segments : public testing::TestWithParam<Kind> {
  protected:
   Segments() {
@@ -34,6 +35,7 @@ class Segments : public testing::TestWithParam<Kind> {
       config.num_heads = 4;
       config.chosen_kv_heads = 2;
       config.chosen_head_size = 6;
+      config.qk_norm = config::QkNorm::kHead;
       config.attention_window = 6;
     }
     config.vocab_size = 64;

@@ -178,7 +178,9 @@ TEST(Recompute, changes_no_bit_of_other_models) {
     variant.model.attention_window = 5;
     variant.model.tie_embeddings = false;
     variant.model.position = config::Position::kSincos;
-    variant.model.qk_norm = false;
+    variant.model.shared_gate = true;
+    variant.model.qkv_bias = type == config::ModelType::kLanguageModel;
+    variant.model.qk_norm = config::QkNorm::kNone;
     expect_the_same_bits(variant);
   }
 }

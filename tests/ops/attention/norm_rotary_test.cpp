@@ -15,12 +15,12 @@ constexpr Case kCases[] = {{0, 1, 2}, {1, 2, 8}, {5, 3, 6}, {130, 2, 40}, {300, 
 constexpr double kEps = 1e-5;
 
 // The reference: torch's operations in double.
-void expect_rotated(const Case& test, at::ScalarType dtype, bool centred, double bound) {
+void expect_rotated(const Case& test, at::ScalarType dtype, bool centred, int64_t size, double bound) {
   SCOPED_TRACE(testing::Message() << test.tokens << " tokens, " << test.heads << " heads of " << test.width
-                                  << (centred ? ", centred" : ""));
+                                  << (centred ? ", centred" : "") << ", a gain of " << size);
   const int64_t hidden = test.heads * test.width;
   const at::Tensor x = (at::randn({test.tokens, hidden}) * 3 + 1).to(dtype).requires_grad_();
-  const at::Tensor gain = (at::randn({hidden}) + 1).to(dtype).requires_grad_();
+  const at::Tensor gain = (at::randn({size}) + 1).to(dtype).requires_grad_();
   const at::Tensor angle = at::randn({test.tokens, test.width / 2}).repeat({1, 2}) * 5;
   const at::Tensor cos = angle.cos(), sin = angle.sin();
   const at::Tensor exact_x = x.detach().to(at::kDouble).requires_grad_();
@@ -35,8 +35,10 @@ TEST(NormRotary, and_its_gradients_match_double_precision) {
   at::manual_seed(2);
   for (const Case& test : kCases) {
     for (const bool centred : {true, false}) {
-      expect_rotated(test, at::kFloat, centred, 1e-5);
-      expect_rotated(test, at::kBFloat16, centred, 1.0 / 256);
+      for (const int64_t size : {test.heads * test.width, test.width}) {
+        expect_rotated(test, at::kFloat, centred, size, 1e-5);
+        expect_rotated(test, at::kBFloat16, centred, size, 1.0 / 256);
+      }
     }
   }
 }
@@ -49,10 +51,18 @@ TEST(NormRotary, turns_a_head_by_its_angle) {
   EXPECT_NEAR(y[0][0][1].item<float>(), 1, 1e-5);
 }
 
+TEST(NormRotary, a_gain_of_a_head_normalizes_each_head) {
+  const at::Tensor x = at::tensor({5.0F, 1.0F, 0.01F, 0.04F}).view({1, 4}), turn = at::zeros({1, 2});
+  const at::Tensor y = norm_rotary(x, at::ones({2}), at::ones({1, 2}), turn, 2, 0);
+  EXPECT_TRUE(at::allclose(y, at::tensor({1.0F, -1.0F, -1.0F, 1.0F}).view({1, 2, 2})));
+}
+
 TEST(NormRotary, refuses_shapes_that_do_not_fit) {
   const at::Tensor x = at::randn({3, 8}), gain = at::ones({8});
   EXPECT_THROW(norm_rotary(x, gain, at::ones({3, 3}), at::ones({3, 3}), 2, kEps), c10::Error);
   EXPECT_THROW(norm_rotary(x, gain, at::ones({2, 4}), at::ones({2, 4}), 2, kEps), c10::Error);
+  for (const int64_t size : {0, 2, 3, 16})
+    EXPECT_THROW(norm_rotary(x, at::ones({size}), at::ones({3, 4}), at::ones({3, 4}), 2, kEps), c10::Error);
 }
 
 }  // namespace

@@ -21,11 +21,12 @@ struct Inputs {
   bool centred = true;
 };
 
-Inputs make_inputs(const Case& test, at::ScalarType dtype) {
+// `size`: numbers of the gain.
+Inputs make_inputs(const Case& test, at::ScalarType dtype, int64_t size) {
   at::manual_seed(2);
   const int64_t hidden = test.heads * test.width;
   const at::Tensor angle = at::randn({test.tokens, test.width / 2}).repeat({1, 2}) * 5;
-  return {(at::randn({test.tokens, hidden}) * 3 + 1).to(dtype), (at::randn({hidden}) + 1).to(dtype),
+  return {(at::randn({test.tokens, hidden}) * 3 + 1).to(dtype), (at::randn({size}) + 1).to(dtype),
           angle.cos(), angle.sin(), at::randn({test.tokens, test.heads, test.width}).to(dtype)};
 }
 
@@ -43,10 +44,10 @@ std::tuple<at::Tensor, at::Tensor> run_cuda_backward(const Inputs& in) {
       "dtopp::norm_rotary_backward", in.grad, in.x, in.gain, in.cos, in.sin, kEps, in.centred);
 }
 
-void expect_rotated(const Case& test, at::ScalarType dtype, bool centred, double bound) {
+void expect_rotated(const Case& test, at::ScalarType dtype, bool centred, int64_t size, double bound) {
   SCOPED_TRACE(testing::Message() << test.tokens << " tokens, " << test.heads << " heads of " << test.width
-                                  << (centred ? ", centred" : ""));
-  Inputs in = make_inputs(test, dtype);
+                                  << (centred ? ", centred" : "") << ", a gain of " << size);
+  Inputs in = make_inputs(test, dtype, size);
   in.centred = centred;
   const at::Tensor x = in.x.to(at::kDouble).clone().requires_grad_();
   const at::Tensor gain = in.gain.to(at::kDouble).clone().requires_grad_();
@@ -66,14 +67,16 @@ void expect_rotated(const Case& test, at::ScalarType dtype, bool centred, double
 TEST(NormRotaryOnHost, and_its_gradients_match_double_precision) {
   for (const Case& test : kCases) {
     for (const bool centred : {true, false}) {
-      expect_rotated(test, at::kFloat, centred, 1e-5);
-      expect_rotated(test, at::kBFloat16, centred, 1.0 / 256);
+      for (const int64_t size : {test.heads * test.width, test.width}) {
+        expect_rotated(test, at::kFloat, centred, size, 1e-5);
+        expect_rotated(test, at::kBFloat16, centred, size, 1.0 / 256);
+      }
     }
   }
 }
 
 TEST(NormRotaryOnHost, any_order_of_threads_and_blocks_gives_the_same_bits) {
-  const Inputs in = make_inputs({70, 3, 32}, at::kBFloat16);
+  const Inputs in = make_inputs({70, 3, 32}, at::kBFloat16, 32);
   const at::Tensor y = run_cuda(in);
   const auto [grad_x, grad_gain] = run_cuda_backward(in);
   for (uint64_t seed = 0; seed < 3; ++seed) {

@@ -60,7 +60,7 @@ TEST(WrongArgumentsOnHost, more_than_the_kernels_hold_is_refused) {
   const at::Tensor angle = at::zeros({1, 2});
   expect_error(
       {"norm_rotary_forward", {at::zeros({1, hidden}), at::zeros({hidden}), angle, angle, 1e-5, true}},
-      "norm_rotary: expected a hidden size of at most 12280");
+      "norm_rotary: expected a gain of at most 12280");
 }
 
 }  // namespace

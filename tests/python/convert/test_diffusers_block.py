@@ -17,7 +17,7 @@ def test_the_dense_block_is_that_of_diffusers(parity, tmp_path):
     """DiTTransformer2DModel with SwiGLU and dtopp's weights. Its modulation is per block, so it gets the
     shared modulation plus the block's table."""
     diffusers = pytest.importorskip("diffusers")
-    case = {"model": {"num_experts": 1, "position": "sincos", "qk_norm": False, "num_classes": 10, "ffn_hidden_size": 128},
+    case = {"model": {"num_experts": 1, "position": "sincos", "qk_norm": "none", "num_classes": 10, "ffn_hidden_size": 128},
             "loss": DENSE["loss"]}
     program = Program(parity, tmp_path, case)
     config = resolved(case)

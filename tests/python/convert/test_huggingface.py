@@ -16,7 +16,8 @@ from language_program import Both
 from refusal import assert_refused
 
 NAMES = ["dense", "dense_untied", "top_k", "top_1_without_renormalisation", "top_p", "top_p_capped", "dtop_p", "dtop_p_rms",
-         "dtop_p_layer", "dtop_p_without_renormalisation", "dtop_p_gqa", "dtop_p_shared_experts"]
+         "dtop_p_layer", "dtop_p_without_renormalisation", "dtop_p_gqa", "dtop_p_norm_of_each_head", "dtop_p_without_qk_norm",
+         "dtop_p_shared_experts", "dtop_p_shared_gate"]
 BOUND = 2e-5
 
 

@@ -200,6 +200,7 @@ def test_a_folder_may_be_named_with_a_slash_at_its_end(own, tmp_path):
     ("model.norm=layer", "model.norm"), ("routing.method=dtop_p", "routing.method"),
     ("routing.normalization=fixed", "routing.normalization"),
     ("model.num_experts=1", "model.num_experts"),
+    ("model.qk_norm=head", "model.qk_norm"), ("model.qkv_bias=true", "model.qkv_bias"),
     ("model.attend_across_documents=false data.end_of_text=7", "model.attend_across_documents")])
 def test_what_olmoe_cannot_say_is_refused(override, key, tmp_path, dtopp_binary):
     run = tiny_run.trained(tmp_path, "training.steps=1", "validation.every=0", "optimizer.warmup_steps=0",

@@ -157,7 +157,7 @@ MISTAKES = [
     ("moe_ffn_backward", (X, X, GATES, GATE_UP, DOWN, torch.zeros(1, 6), [True] * 4), {}, "moe_ffn_backward: expected pre_activations of 0 pairs, .*got 1"),
     ("moe_ffn_backward", (X[:2], X, GATES, GATE_UP, DOWN, torch.zeros(0, 6), [True] * 4), {}, r"moe_ffn_backward: expected grad_y Float \[3, 4\] on cpu, got Float \[2, 4\]"),
     ("linear_cross_entropy_forward", (X, WEIGHT, TARGETS[:2], 0.0, -100, True, True), {}, r"linear_cross_entropy_forward: expected targets of shape \[3\]"),
-    ("norm_rotary_forward", (X, ONE[None], ANGLES, ANGLES, 1e-5), {}, r"norm_rotary_forward: expected gain Float \[4\] on cpu, got Float \[1\]"),
+    ("norm_rotary_forward", (X, ONE[None], ANGLES, ANGLES, 1e-5), {}, r"norm_rotary_forward: expected gain of shape \[N\], N a divisor of 4 and a multiple of 2, got \[1\]"),
     ("norm_rotary_forward", (X.double(), GAIN.double(), ANGLES, ANGLES, 1e-5), {}, "norm_rotary_forward: expected x of dtype float32 or bfloat16, got Double"),
     ("norm_rotary_backward", (X, X, GAIN, ANGLES, ANGLES, 1e-5), {}, r"norm_rotary_backward: expected grad_y Float \[3, 2, 2\] on cpu"),
 ]

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 BASE = {
     "model": {"type": "diffusion_transformer", "hidden_size": 32, "num_layers": 2, "num_heads": 4, "ffn_hidden_size": 16,
               "num_experts": 8, "image_size": 8, "channels": 3, "patch_size": 2, "num_classes": 5, "text_size": 0,
-              "text_length": 0, "position": "rotary", "qk_norm": True},
+              "text_length": 0, "position": "rotary", "qk_norm": "whole"},
     "routing": {"method": "dtop_p", "experts": 3, "threshold": 0.4},
     "loss": {"load_balance": 0.1, "dynamic": 0.1, "router_z": 0.01},
     "diffusion": {"objective": "flow", "timesteps": "logit_normal", "flip": True, "condition_dropout": 0.3},

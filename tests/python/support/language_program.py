@@ -46,32 +46,30 @@ CASES = {
                                             "routing.normalization": "none", "loss.router_z_on": "normalized"},
     "dtop_p_documents": {"model.attend_across_documents": "false", "data.end_of_text": 7},
     "dtop_p_gqa": {"model.num_kv_heads": 1, "model.head_size": 12, "model.norm_eps": 1e-3, "model.rope_base": 100},
+    "dtop_p_norm_of_each_head": {"model.qk_norm": "head", "model.num_kv_heads": 2, "model.head_size": 12},
+    "dtop_p_without_qk_norm": {"model.qk_norm": "none", "model.qkv_bias": "true", "model.num_kv_heads": 2},
     "dtop_p_window": {"model.attention_window": 5, "model.num_kv_heads": 2},
     "dtop_p_window_documents": {"model.attention_window": 9, "model.attend_across_documents": "false", "data.end_of_text": 7},
     "dtop_p_zero_experts": {"model.zero_experts": 4},
     "dtop_p_zero_experts_that_copy": {"model.zero_experts": 4, "model.zero_kind": "copy"},
     "dtop_p_shared_experts": {"model.shared_experts": 2},
+    "dtop_p_shared_gate": {"model.shared_experts": 2, "model.shared_gate": "true", "model.norm": "rms", "model.qk_norm": "head"},
     "dtop_p_lm_loss_alone": {"loss.lm_z": 0, "loss.load_balance": 0, "loss.dynamic": 0, "loss.router_z": 0},
 }
 
 
-class Both:
-    """Runs one checkpoint and one batch through both implementations."""
+class Program:
+    """Runs checkpoints on one batch of tokens."""
 
-    def __init__(self, case, parity, directory):
-        run = directory / "run"
-        done = tiny_run.dtopp("train", tiny_run.make(directory),
-                              *(f"{key}={value}" for key, value in (COMMON | CASES[case]).items()))
-        assert done.returncode == 0, done.stderr
-        self.case, self.parity, self.directory = case, parity, directory
-        self.checkpoint = run / "checkpoints/step-00000003"
+    checkpoint = None
+
+    def __init__(self, parity, directory):
+        self.parity, self.directory = parity, directory
         self.tokens = torch.from_numpy(np.random.default_rng(7).integers(0, 256, (3, 33)))
-        if "data.end_of_text" in CASES[case]:
-            # Documents that end at a window's end, a document of one token, and a window of a single
-            # document.
-            self.tokens[0, [9, 10, 31]] = CASES[case]["data.end_of_text"]
-            self.tokens[1, [0, 20]] = CASES[case]["data.end_of_text"]
-        save_file({"tokens": self.tokens}, directory / "tokens.safetensors")
+        self.write_tokens()
+
+    def write_tokens(self):
+        save_file({"tokens": self.tokens}, self.directory / "tokens.safetensors")
 
     def logits(self, checkpoint=None):
         """The program's fp32 logits of all tokens but the last."""
@@ -88,6 +86,24 @@ class Both:
         subprocess.run([self.parity, path, checkpoint, self.directory / "tokens.safetensors", output], check=True,
                        timeout=60)
         return load_file(output)
+
+
+class Both(Program):
+    """Runs one checkpoint and one batch through both implementations."""
+
+    def __init__(self, case, parity, directory):
+        run = directory / "run"
+        done = tiny_run.dtopp("train", tiny_run.make(directory),
+                              *(f"{key}={value}" for key, value in (COMMON | CASES[case]).items()))
+        assert done.returncode == 0, done.stderr
+        super().__init__(parity, directory)
+        self.case, self.checkpoint = case, run / "checkpoints/step-00000003"
+        if "data.end_of_text" in CASES[case]:
+            # Documents that end at a window's end, a document of one token, and a window of a single
+            # document.
+            self.tokens[0, [9, 10, 31]] = CASES[case]["data.end_of_text"]
+            self.tokens[1, [0, 20]] = CASES[case]["data.end_of_text"]
+            self.write_tokens()
 
     def reference(self, dtype=torch.float32, compute=None):
         config, parameters, _, state = reference_model.load_checkpoint(self.checkpoint, dtype)

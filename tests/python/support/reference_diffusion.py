@@ -80,9 +80,11 @@ def forward(config, parameters, x_BCHW, t_B, condition, thresholds, compute=None
     def attention(x_BSD, prefix):
         def heads(name, position):
             y = x_BSD @ weight(f"{prefix}{name}_proj.weight").T
-            if position and model["qk_norm"]:
+            by_head = y.unflatten(-1, (model["num_heads"], -1))
+            if position and model["qk_norm"] != "none":
+                y = by_head if model["qk_norm"] == "head" else y
                 y = F.layer_norm(y, y.shape[-1:], weight(f"{prefix}{name}_norm.weight"), eps=1e-5)
-            y = y.unflatten(-1, (model["num_heads"], -1)).transpose(1, 2)
+            y = y.reshape(by_head.shape).transpose(1, 2)
             return turned(y, text, grid) if position and model["position"] == "rotary" else y
 
         q, k, v = heads("q", True), heads("k", True), heads("v", False)

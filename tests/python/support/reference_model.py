@@ -71,8 +71,16 @@ def hidden_keys(config, tokens_BL):
 
 
 def attention(model, x_BLD, weight, prefix, hidden):
+    def projected(x, name):
+        y = x @ weight(prefix + name + ".weight").T
+        return y + weight(prefix + name + ".bias") if model.get("qkv_bias") else y
+
     def norm(x, name):
-        return norm_of(model, x, weight(prefix + name))
+        kind = model.get("qk_norm", "whole")
+        if kind == "none":
+            return x
+        parts = x.unflatten(-1, (-1, size)) if kind == "head" else x
+        return norm_of(model, parts, weight(prefix + name)).reshape(x.shape)
 
     shared = model["num_heads"] // (model.get("num_kv_heads") or model["num_heads"])
     size = model.get("head_size") or model["hidden_size"] // model["num_heads"]
@@ -81,9 +89,9 @@ def attention(model, x_BLD, weight, prefix, hidden):
     def heads(x):
         return x.unflatten(-1, (-1, size)).transpose(1, 2)
 
-    q = heads(norm(x_BLD @ weight(prefix + "q_proj.weight").T, "q_norm.weight"))
-    k = heads(norm(x_BLD @ weight(prefix + "k_proj.weight").T, "k_norm.weight"))
-    v = heads(x_BLD @ weight(prefix + "v_proj.weight").T)
+    q = heads(norm(projected(x_BLD, "q_proj"), "q_norm.weight"))
+    k = heads(norm(projected(x_BLD, "k_proj"), "k_norm.weight"))
+    v = heads(projected(x_BLD, "v_proj"))
     k, v = rope(k, base).repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
     scores = rope(q, base) @ k.transpose(-1, -2) / math.sqrt(size)
     mixed = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
@@ -149,8 +157,11 @@ def moe(x_TD, parameters, weight, prefix, routing, threshold, copies_input=False
     if copies_input:
         y_TD = y_TD + (x_TD * routed["zero_gate"]).to(x_TD.dtype)
     if prefix + "shared_experts.down_proj.weight" in parameters:
-        y_TD = y_TD + swiglu(x_TD, weight(prefix + "shared_experts.gate_up_proj.weight"),
-                             weight(prefix + "shared_experts.down_proj.weight"))
+        shared_TD = swiglu(x_TD, weight(prefix + "shared_experts.gate_up_proj.weight"),
+                           weight(prefix + "shared_experts.down_proj.weight"))
+        if prefix + "shared_gate.weight" in parameters:
+            shared_TD = shared_TD * (x_TD @ weight(prefix + "shared_gate.weight").T).sigmoid()
+        y_TD = y_TD + shared_TD
     return y_TD, routed
 
 

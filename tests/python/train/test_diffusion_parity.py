@@ -11,14 +11,15 @@ torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it sav
 
 CASES = {
     "dense": DENSE,
-    "dense_sincos_without_qk_norm": DENSE | {"model": {"num_experts": 1, "position": "sincos", "qk_norm": False}},
+    "dense_sincos_without_qk_norm": DENSE | {"model": {"num_experts": 1, "position": "sincos", "qk_norm": "none"}},
     "dense_ddpm": DENSE | {"diffusion": {"objective": "ddpm", "timesteps": "uniform"}},
     "top_k": {"routing": {"method": "top_k", "experts": 3, "normalization": "fixed"}},
     "top_p": {"routing": {"method": "top_p", "threshold": 0.6, "normalization": "none"}},
     "dtop_p": {},
     "dtop_p_layer": {"routing": {"scope": "layer", "experts": [2, 5]}},
     "dtop_p_ddpm_sincos": {"diffusion": {"objective": "ddpm"}, "model": {"position": "sincos"}},
-    "dtop_p_without_qk_norm": {"model": {"qk_norm": False}},
+    "dtop_p_without_qk_norm": {"model": {"qk_norm": "none"}},
+    "dtop_p_norm_of_each_head": {"model": {"qk_norm": "head"}},
     "dtop_p_text": {"model": {"num_classes": 0} | TEXT},
     "dtop_p_class_and_text": {"model": TEXT, "diffusion": {"timesteps": "uniform"}},
     "dtop_p_unconditional_patch_4": {"model": {"num_classes": 0, "patch_size": 4, "channels": 1}},
