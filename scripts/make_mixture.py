@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the synthetic mixture of configs/studies/powered: four domains whose lowest possible losses are known.
 
-usage: make_mixture.py OUTPUT [--seed 20] [--windows 20000] [--validation 512]
+usage: make_mixture.py OUTPUT [--seed 20] [--windows 20000] [--validation 512] [--wide-context 3]
 
 OUTPUT/train/DOMAIN.npy and OUTPUT/validation/DOMAIN.npy hold token ids (uint16). A window has 256 ids: the mark of its domain
 (0 to 3), then its content. One more mark follows the last window, so a training window of 257 ids never spans two domains.
@@ -9,7 +9,7 @@ OUTPUT/train/DOMAIN.npy and OUTPUT/validation/DOMAIN.npy hold token ids (uint16)
 
   copy    16 random ids, repeated
   narrow  each id drawn from softmax(U relu(W e(previous id))), 8 hidden units, 1.5 nats
-  wide    the same of the 3 previous ids, 512 hidden units, 1.5 nats
+  wide    the same of the 3 previous ids (--wide-context), 512 hidden units, 1.5 nats
   noise   random ids
 
 The bytes are the same on every machine. Embeddings and weights are small whole numbers, so that products in float64 are exact in
@@ -126,12 +126,12 @@ class Teacher:
 
 
 @functools.cache
-def teacher_of(domain, seed):
-    order, hidden = (1, 8) if domain == "narrow" else (3, 512)
+def teacher_of(domain, seed, wide_context):
+    order, hidden = (1, 8) if domain == "narrow" else (wide_context, 512)
     return Teacher(seed, domain, order, hidden)
 
 
-def make_domain(domain, seed, part, windows):
+def make_domain(domain, seed, part, windows, wide_context):
     """Returns the ids of one file and the entropy of its distributions (None for domains without a teacher)."""
     draws = Draws(seed, f"{part} {domain}")
     length, entropy = WINDOW - 1, None
@@ -141,7 +141,7 @@ def make_domain(domain, seed, part, windows):
     elif domain == "noise":
         content = FIRST_ID + draws.below(span, windows, length)
     else:
-        content, entropy = teacher_of(domain, seed).generate(draws, windows, length)
+        content, entropy = teacher_of(domain, seed, wide_context).generate(draws, windows, length)
         content += NARROW_FIRST if domain == "narrow" else WIDE_FIRST
     mark = list(DOMAINS).index(domain)
     ids = np.concatenate([np.full((windows, 1), mark), content], 1).reshape(-1)
@@ -154,15 +154,17 @@ def main():
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--windows", type=int, default=20000)
     parser.add_argument("--validation", type=int, default=512)
+    parser.add_argument("--wide-context", type=int, default=3, choices=(2, 3))
     arguments = parser.parse_args()
     if min(arguments.windows, arguments.validation) < 20 or arguments.seed < 0:
         parser.error("--windows and --validation must be at least 20, and --seed not negative")
-    manifest = {"seed": arguments.seed, "windows": arguments.windows, "validation": arguments.validation, "entropy": {}, "files": {}}
+    manifest = {"seed": arguments.seed, "windows": arguments.windows, "validation": arguments.validation,
+                "wide_context": arguments.wide_context, "entropy": {}, "files": {}}
     for part in ("train", "validation"):
         (arguments.output / part).mkdir(parents=True, exist_ok=True)
         for domain, weight in DOMAINS.items():
             windows = round(weight * arguments.windows) if part == "train" else arguments.validation
-            ids, entropy = make_domain(domain, arguments.seed, part, windows)
+            ids, entropy = make_domain(domain, arguments.seed, part, windows, arguments.wide_context)
             path = arguments.output / part / f"{domain}.npy"
             np.save(path, ids)
             name = f"{part}/{domain}.npy"
