@@ -1,7 +1,6 @@
 #include "dtopp/convert/convert_huggingface.h"
 
 #include <algorithm>
-#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -14,12 +13,12 @@
 #include "dtopp/config/config.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/convert/fill_folder.h"
+#include "dtopp/convert/huggingface_router.h"
 #include "dtopp/convert/huggingface_tensors.h"
 #include "dtopp/convert/python_code.h"
 #include "dtopp/data/tokenizer/tokenizer.h"
 #include "dtopp/models/language_model/parameters.h"
 #include "dtopp/moe/router_state.h"
-#include "dtopp/moe/routers/make_router.h"
 
 namespace dtopp::convert {
 namespace {
@@ -57,7 +56,7 @@ void write_tokenizer(const checkpoint::Checkpoint& checkpoint, const std::option
 }
 
 void write_weights(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& config,
-                   HuggingFaceClass as, const fs::path& folder) {
+                   const ops::NamedTensors& buffers, HuggingFaceClass as, const fs::path& folder) {
   checkpoint::CheckpointContents contents;
   for (const parameters::ParameterSpec& parameter :
        models::language_model_parameters(config.model, config.routing)) {
@@ -68,41 +67,12 @@ void write_weights(const checkpoint::Checkpoint& checkpoint, const config::RunCo
       for (TensorSource& source : as_olmoe(parameter, bytes))
         contents.parameters.push_back(std::move(source));
   }
+  for (TensorSource& source : buffer_sources(buffers)) contents.parameters.push_back(std::move(source));
   const checkpoint::TensorFiles tensors = checkpoint::split_into_files(contents, checkpoint::kShardBytes);
   for (const checkpoint::TensorFile& file : tensors.files)
     if (file.kind == checkpoint::kModel)
       write_safetensors(folder / file.name, file.tensors, {{"format", "pt"}});
   for (const auto& [name, text] : tensors.indexes) write_file_atomically(folder / name, text);
-}
-
-// Router state that a converted model has, or that it does not need.
-const std::set<std::string> kConvertedState = {"threshold_C", "error_sum_C", "steps", "tokens_per_expert_LE"};
-
-// The thresholds of a checkpoint: one for all layers, or one per layer.
-std::vector<double> thresholds_of(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& config) {
-  std::vector<double> thresholds;
-  if (!config.model.is_dense()) {
-    const auto router = moe::make_router(config, at::kCPU);
-    moe::load_router(*router, checkpoint.router(), checkpoint.path());
-    thresholds = router->metric("threshold");
-    const ops::NamedTensors state = router->state();
-    for (const auto& [name, tensor] : state)
-      if (!kConvertedState.contains(name))
-        throw UsageError(checkpoint.path().string() +
-                         ": the Hugging Face format has no place for the router's " + name +
-                         "; only top_k, top_p and dtop_p can be converted");
-  }
-  if (thresholds.empty()) thresholds = {config.routing.threshold};
-  return thresholds;
-}
-
-// The state of a new router with these thresholds.
-ops::NamedTensors router_state(const config::RunConfig& config, const std::vector<double>& thresholds) {
-  if (config.model.is_dense()) return {};
-  ops::NamedTensors state = moe::make_router(config, at::kCPU)->state();
-  for (auto& [name, tensor] : state)
-    if (name == "threshold_C") tensor = at::tensor(thresholds, at::kDouble);
-  return state;
 }
 
 }  // namespace
@@ -112,12 +82,14 @@ void convert_to_huggingface(const checkpoint::Checkpoint& checkpoint, const fs::
   config::RunConfig config = checkpoint.config();
   config.routing.experts = config::experts_at(
       config.routing, std::max<int64_t>(checkpoint.state().step - 1, 0), config.training.steps);
+  config.routing.schedule.clear();
+  config.routing.schedule_at.clear();
   if (as == HuggingFaceClass::kOlmoe) require_olmoe(config);
   const std::optional<EndOfText> end = end_of_text(checkpoint);
   const auto end_id = end ? std::optional(end->id) : std::nullopt;
+  const HuggingFaceRouter router = to_huggingface_router(checkpoint, config);
   fill_folder(folder, [&](const fs::path& into) {
-    write_file_atomically(into / kConfigName,
-                          huggingface_config(config, thresholds_of(checkpoint, config), end_id, as));
+    write_file_atomically(into / kConfigName, huggingface_config(config, router.numbers, end_id, as));
     if (end)
       write_json(into / "generation_config.json",
                  {{"bos_token_id", end->id}, {"eos_token_id", end->id}, {"pad_token_id", end->id}});
@@ -126,7 +98,7 @@ void convert_to_huggingface(const checkpoint::Checkpoint& checkpoint, const fs::
       write_file_atomically(into / "modeling_dtopp.py", kHuggingFaceModel);
     }
     if (checkpoint.has_tokenizer()) write_tokenizer(checkpoint, end, config.model.sequence_length, into);
-    write_weights(checkpoint, config, as, into);
+    write_weights(checkpoint, config, router.buffers, as, into);
   });
 }
 
@@ -143,12 +115,13 @@ void convert_from_huggingface(const fs::path& folder, const fs::path& checkpoint
   } catch (const config::InvalidValue& error) {
     throw UsageError((folder / kConfigName).string() + ": dtopp cannot train this model: " + error.what());
   }
-  const HuggingFaceTensors tensors(folder);
+  HuggingFaceTensors tensors(folder);
   checkpoint::CheckpointContents contents;
   contents.state.seed = config.training.seed;
-  const ops::NamedTensors router = router_state(config, imported.thresholds);
+  const ops::NamedTensors router = from_huggingface_router(imported, tensors);
   contents.router = moe::router_sources(router);
   contents.parameters = tensors.read(models::language_model_parameters(config.model, config.routing));
+  tensors.require_all_read();
   contents.config_yaml = config::to_yaml(config);
   if (path_kind(folder / checkpoint::kTokenizerFile) == PathKind::kFile)
     contents.tokenizer_json = data::Tokenizer::load(folder / checkpoint::kTokenizerFile).file_text();

@@ -38,20 +38,28 @@ ordered_json shape_of(const config::ModelConfig& model, std::optional<int64_t> e
           {"use_cache", true}};
 }
 
-ordered_json dtopp_router(const config::RunConfig& config, const std::vector<double>& thresholds) {
+ordered_json dtopp_router(const config::RunConfig& config, const RouterNumbers& router) {
   const config::RoutingConfig& routing = config.routing;
-  const auto layers = static_cast<size_t>(config.model.num_layers);
-  std::vector<double> by_layer(layers, thresholds.empty() ? 1.0 : thresholds[0]);
-  if (thresholds.size() == layers) by_layer = thresholds;
   const auto& targets = routing.experts;
-  return {{"router_method", enum_name(routing.method)},
-          {"router_top_k", config::top_k_of(routing)},
-          {"router_thresholds", by_layer},
-          {"router_scope", enum_name(routing.scope)},
-          {"router_target_experts", targets.size() == 1 ? ordered_json(targets[0]) : ordered_json(targets)},
-          {"router_normalization", enum_name(routing.normalization)},
-          {"router_renormalize", routing.renormalize},
-          {"router_max_experts", routing.max_experts}};
+  // With zero experts, top_k_bias takes max_experts of all experts, and `experts` is their mean without them.
+  const bool takes_zero_experts =
+      routing.method == config::RoutingMethod::kTopKBias && config.model.zero_experts > 0;
+  ordered_json json = {
+      {"router_method", enum_name(routing.method)},
+      {"router_top_k", takes_zero_experts ? routing.max_experts : config::top_k_of(routing)},
+      {"router_scope", enum_name(routing.scope)},
+      {"router_target_experts", targets.size() == 1 ? ordered_json(targets[0]) : ordered_json(targets)},
+      {"router_normalization", enum_name(routing.normalization)},
+      {"router_renormalize", routing.renormalize},
+      {"router_max_experts", routing.max_experts}};
+  if (config::has_threshold(routing.method)) {
+    std::vector<double> by_layer = router.thresholds;
+    by_layer.resize(static_cast<size_t>(config.model.num_layers), by_layer.at(0));
+    json["router_thresholds"] = by_layer;
+  }
+  if (routing.method == config::RoutingMethod::kExpertThreshold)
+    json.update({{"router_cut_decay", routing.cut_decay}, {"router_cut_steps", router.cut_steps}});
+  return json;
 }
 
 }  // namespace
@@ -74,16 +82,11 @@ void require_olmoe(const config::RunConfig& config) {
   require(routing.normalization == config::Normalization::kNone, "routing.normalization", "none");
 }
 
-std::string huggingface_config(const config::RunConfig& config, const std::vector<double>& thresholds,
+std::string huggingface_config(const config::RunConfig& config, const RouterNumbers& router,
                                std::optional<int64_t> end_of_text, HuggingFaceClass as) {
   if (config.model.attention_window > 0)
     throw UsageError(
         "model.attention_window: the Hugging Face classes attend to all earlier tokens; it must be 0");
-  if (!config.model.is_dense() && !config::has_logits(config.routing.method))
-    throw UsageError("routing.method: the Hugging Face classes have no " + enum_name(config.routing.method) +
-                     "; only top_k, top_p and dtop_p can be converted");
-  if (config.model.zero_experts > 0)
-    throw UsageError("model.zero_experts: the Hugging Face classes have none; it must be 0");
   ordered_json json;
   if (as == HuggingFaceClass::kOlmoe) {
     json = {{"architectures", {"OlmoeForCausalLM"}}, {"model_type", "olmoe"}};
@@ -103,6 +106,8 @@ std::string huggingface_config(const config::RunConfig& config, const std::vecto
               {"AutoModel", "modeling_dtopp.DtoppModel"},
               {"AutoModelForCausalLM", "modeling_dtopp.DtoppForCausalLM"}}}};
     json.update(shape_of(config.model, end_of_text));
+    json["zero_experts"] = config.model.zero_experts;
+    json["zero_kind"] = enum_name(config.model.zero_kind);
     json["shared_experts"] = config.model.shared_experts;
     json["shared_gate"] = config.model.shared_gate;
     json["qk_norm"] = enum_name(config.model.qk_norm);
@@ -110,7 +115,7 @@ std::string huggingface_config(const config::RunConfig& config, const std::vecto
     json["norm"] = enum_name(config.model.norm);
     json["attend_across_documents"] = config.model.attend_across_documents;
     json["end_of_text"] = config.data.end_of_text;
-    if (!config.model.is_dense()) json.update(dtopp_router(config, thresholds));
+    if (!config.model.is_dense()) json.update(dtopp_router(config, router));
   }
   return dump_json(json, 2) + "\n";
 }

@@ -25,16 +25,21 @@ constexpr auto enum_names(HuggingFaceClass) {
 // Throws UsageError that names the key if OLMoE's class cannot represent the model.
 void require_olmoe(const config::RunConfig& config);
 
-// The text of config.json. `thresholds` holds p in the controller's form: one value, or one per layer.
-// `end_of_text` is the token's id, if there is one.
+// The router's state that config.json holds. Its tensors are in the weights' files (huggingface_router.h).
+struct RouterNumbers {
+  std::vector<double> thresholds;  // p in the controller's form: one value, or one per layer; else empty
+  int64_t cut_steps = 0;           // expert_threshold: the steps in its moving average
+};
+
+// The text of config.json. `end_of_text` is the token's id, if there is one.
 //
 // Throws:        UsageError if model.attention_window is not 0
-std::string huggingface_config(const config::RunConfig& config, const std::vector<double>& thresholds,
+std::string huggingface_config(const config::RunConfig& config, const RouterNumbers& router,
                                std::optional<int64_t> end_of_text, HuggingFaceClass as);
 
 struct ImportedConfig {
-  config::RunConfig config;        // sections without a counterpart in config.json have their defaults
-  std::vector<double> thresholds;  // p in the controller's form; empty for a dense model
+  config::RunConfig config;  // sections without a counterpart in config.json have their defaults
+  RouterNumbers router;
 };
 
 // Reads the config.json of a model of dtopp's class or OLMoE's. Call config::validate_values on the result.

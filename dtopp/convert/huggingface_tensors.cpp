@@ -120,6 +120,8 @@ HuggingFaceTensors::HuggingFaceTensors(const fs::path& folder) : folder_(folder)
     for (const TensorView& tensor : file.tensors())
       if (!by_name_.emplace(tensor.name, &tensor).second)
         throw DataError(folder.string() + ": tensor \"" + tensor.name + "\" is in two files");
+  for (const auto& [name, tensor] : by_name_) unread_.insert(name);
+  unread_.erase("lm_head.weight");  // a tied one may be stored too
 }
 
 const TensorView* HuggingFaceTensors::find(const std::string& name) const {
@@ -127,17 +129,31 @@ const TensorView* HuggingFaceTensors::find(const std::string& name) const {
   return found == by_name_.end() ? nullptr : found->second;
 }
 
-const TensorView& HuggingFaceTensors::need(const std::string& name, const std::vector<int64_t>& shape) const {
+const TensorView& HuggingFaceTensors::need(const std::string& name, const std::vector<int64_t>& shape,
+                                           const std::string& dtype) {
   const TensorView* tensor = find(name);
   if (tensor == nullptr) throw DataError(folder_.string() + ": no tensor \"" + name + "\"");
-  if (tensor->shape != shape || !float_type_of(tensor->dtype))
+  const bool fits = dtype.empty() ? float_type_of(tensor->dtype).has_value() : tensor->dtype == dtype;
+  if (tensor->shape != shape || !fits)
     throw DataError(folder_.string() + ": tensor \"" + name + "\" is " + tensor->dtype + " " +
-                    dump_json(tensor->shape) + ", expected F32, BF16 or F16 " + dump_json(shape));
+                    dump_json(tensor->shape) + ", expected " + (dtype.empty() ? "F32, BF16 or F16" : dtype) +
+                    " " + dump_json(shape));
+  unread_.erase(name);
   return *tensor;
 }
 
-std::vector<const TensorView*> HuggingFaceTensors::parts_of(
-    const parameters::ParameterSpec& parameter) const {
+const TensorView& HuggingFaceTensors::read(const std::string& name, const std::string& dtype,
+                                           const std::vector<int64_t>& shape) {
+  return need(name, shape, dtype);
+}
+
+void HuggingFaceTensors::require_all_read() const {
+  if (!unread_.empty())
+    throw DataError(folder_.string() + ": tensor \"" + *unread_.begin() +
+                    "\" does not belong to the model of config.json");
+}
+
+std::vector<const TensorView*> HuggingFaceTensors::parts_of(const parameters::ParameterSpec& parameter) {
   const std::vector<ExpertMatrix> matrices = expert_matrices(parameter);
   if (find(parameter.name) != nullptr || matrices.empty() || find(matrices[0].name) == nullptr)
     return {&need(parameter.name, parameter.shape)};
@@ -147,23 +163,15 @@ std::vector<const TensorView*> HuggingFaceTensors::parts_of(
   return parts;
 }
 
-std::vector<TensorSource> HuggingFaceTensors::read(
-    const std::vector<parameters::ParameterSpec>& parameters) const {
-  std::set<std::string> unused;
-  for (const auto& [name, tensor] : by_name_) unused.insert(name);
-  unused.erase("lm_head.weight");  // a tied one may be stored too
+std::vector<TensorSource> HuggingFaceTensors::read(const std::vector<parameters::ParameterSpec>& parameters) {
   std::vector<TensorSource> sources;
   for (const parameters::ParameterSpec& parameter : parameters) {
     const std::vector<const TensorView*> parts = parts_of(parameter);
-    for (const TensorView* part : parts) unused.erase(part->name);
     sources.emplace_back(parameter.name, "F32", parameter.shape, fp32_bytes(parameter.shape),
                          [parts](uint64_t begin, uint64_t count, const TakeBytes& take) {
                            give_all(parts, begin, count, take);
                          });
   }
-  if (!unused.empty())
-    throw DataError(folder_.string() + ": tensor \"" + *unused.begin() +
-                    "\" does not belong to the model of config.json");
   return sources;
 }
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,19 +34,27 @@ class HuggingFaceTensors {
   // The parameters in fp32. The files may store them whole or per expert, as F32, BF16 or F16. The sources
   // must be read during the lifetime of this object.
   //
-  // Throws:        DataError that names a parameter that is missing or has another shape or dtype, or a
-  //                tensor in the files that belongs to no parameter
-  std::vector<TensorSource> read(const std::vector<parameters::ParameterSpec>& parameters) const;
+  // Throws:        DataError that names a parameter that is missing or has another shape or dtype
+  std::vector<TensorSource> read(const std::vector<parameters::ParameterSpec>& parameters);
+  // Another tensor, of exactly this dtype. Throws like read().
+  const TensorView& read(const std::string& name, const std::string& dtype,
+                         const std::vector<int64_t>& shape);
+  // Throws DataError that names a tensor in the files that was not read.
+  void require_all_read() const;
+
+  const std::filesystem::path& folder() const { return folder_; }
 
  private:
   const TensorView* find(const std::string& name) const;
   // The tensors that form the parameter, one after another.
-  std::vector<const TensorView*> parts_of(const parameters::ParameterSpec& parameter) const;
-  const TensorView& need(const std::string& name, const std::vector<int64_t>& shape) const;
+  std::vector<const TensorView*> parts_of(const parameters::ParameterSpec& parameter);
+  const TensorView& need(const std::string& name, const std::vector<int64_t>& shape,
+                         const std::string& dtype = {});  // empty: F32, BF16 or F16
 
   std::filesystem::path folder_;
   std::vector<SafetensorsFile> files_;
   std::map<std::string, const TensorView*> by_name_;
+  std::set<std::string> unread_;
 };
 
 }  // namespace dtopp::convert

@@ -121,7 +121,24 @@ void read_olmoe(const ConfigFile& file, config::RunConfig& config) {
   config.loss.dynamic = 0;
 }
 
+// The numbers of experts, for each method's meaning of them.
+void read_experts(const ConfigFile& file, config::RunConfig& config) {
+  using enum config::RoutingMethod;
+  config::RoutingConfig& routing = config.routing;
+  const auto top_k = file.get<int64_t>("router_top_k", 8);
+  const bool takes_zero_experts = routing.method == kTopKBias && config.model.zero_experts > 0;
+  const bool is_top_k = routing.method == kTopK || routing.method == kTopKBias || routing.method == kHash;
+  routing.max_experts = takes_zero_experts ? top_k : file.get<int64_t>("router_max_experts", 0);
+  if (is_top_k && !takes_zero_experts)
+    routing.experts = {static_cast<double>(top_k)};
+  else if (file.has("router_target_experts"))
+    routing.experts = file.numbers("router_target_experts");
+  if (routing.experts.size() > 1) routing.scope = config::ThresholdScope::kLayer;
+}
+
 void read_dtopp(const ConfigFile& file, config::RunConfig& config) {
+  config.model.zero_experts = file.get<int64_t>("zero_experts", 0);
+  config.model.zero_kind = file.one_of("zero_kind", config::ZeroKind::kZero);
   config.model.shared_experts = file.get<int64_t>("shared_experts", 0);
   config.model.shared_gate = file.get("shared_gate", false);
   config.model.qk_norm = file.one_of("qk_norm", config::QkNorm::kWhole);
@@ -135,18 +152,18 @@ void read_dtopp(const ConfigFile& file, config::RunConfig& config) {
   routing.method = file.one_of("router_method", config::RoutingMethod::kDTopP);
   routing.normalization = file.one_of("router_normalization", config::Normalization::kDynamic);
   routing.renormalize = file.get("router_renormalize", true);
-  routing.max_experts = file.get<int64_t>("router_max_experts", 0);
   routing.scope = file.one_of("router_scope", config::ThresholdScope::kGlobal);
-  const bool is_top_k = routing.method == config::RoutingMethod::kTopK;
-  if (is_top_k) routing.experts = {static_cast<double>(file.get<int64_t>("router_top_k", 8))};
-  if (!is_top_k && file.has("router_target_experts")) routing.experts = file.numbers("router_target_experts");
-  if (routing.experts.size() > 1) routing.scope = config::ThresholdScope::kLayer;
+  routing.cut_decay = file.get("router_cut_decay", routing.cut_decay);
+  read_experts(file, config);
+  // These methods have no such losses.
+  if (routing.method == config::RoutingMethod::kRelu) config.loss.load_balance = 0;
+  if (!config::has_logits(routing.method)) config.loss.load_balance = config.loss.dynamic = 0;
 }
 
 // Reads p in the controller's form. Thresholds that differ between layers set the scope to layer.
 std::vector<double> read_thresholds(const ConfigFile& file, config::RunConfig& config) {
-  if (config.model.is_dense()) return {};
   config::RoutingConfig& routing = config.routing;
+  if (config.model.is_dense() || !config::has_threshold(routing.method)) return {};
   std::vector<double> by_layer = file.numbers("router_thresholds");
   if (by_layer.empty() && routing.scope == config::ThresholdScope::kGlobal) return {routing.threshold};
   if (by_layer.size() != static_cast<size_t>(config.model.num_layers))
@@ -174,7 +191,8 @@ ImportedConfig read_huggingface_config(const std::filesystem::path& path) {
   ImportedConfig imported;
   imported.config.model = read_shape(file);
   type == "olmoe" ? read_olmoe(file, imported.config) : read_dtopp(file, imported.config);
-  imported.thresholds = read_thresholds(file, imported.config);
+  imported.router.thresholds = read_thresholds(file, imported.config);
+  imported.router.cut_steps = file.get<int64_t>("router_cut_steps", 0);
   return imported;
 }
 

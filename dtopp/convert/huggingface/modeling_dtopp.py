@@ -1,7 +1,9 @@
 """DTop-p Mixture-of-Experts language models in transformers: OLMoE's decoder with dtopp's norms, router and experts.
 
-The router selects a token's experts as in training. It normalizes the router logits and takes the probabilities P, largest first,
-while the sum of the larger ones is below the layer's threshold p; or it takes the first k.
+The router selects a token's experts as in training, and writes them into a fixed number of slots. No shape depends on the data,
+and the host does not wait for the device.
+
+Shapes: T tokens, E experts, C columns of a router (E experts, then the zero experts), K slots per token, V vocabulary.
 """
 
 import torch
@@ -56,45 +58,94 @@ class DtoppRouter(nn.Module):
 
     def __init__(self, config, layer):
         super().__init__()
-        self.config, self.layer = config, layer
-        self.weight = nn.Parameter(torch.zeros(config.num_experts, config.hidden_size))
+        self.config, self.layer, method = config, layer, config.router_method
+        self.has_sigmoid_scores = method == "top_k_bias" and config.zero_experts == 0
+        if method == "hash":
+            self.register_buffer("expert_VK", torch.zeros(config.vocab_size, config.router_top_k, dtype=torch.int32))
+            return
+        self.weight = nn.Parameter(torch.zeros(config.num_experts + config.zero_experts, config.hidden_size))
         if config.router_normalization == "dynamic":
             self.scale = nn.Parameter(torch.ones(()))
+        if method in ("top_k_bias", "dtop_p_bias"):
+            self.register_buffer("bias_E", torch.zeros(config.num_experts, dtype=torch.float64))
+        if method == "expert_threshold":
+            self.register_buffer("cut_E", torch.zeros(config.num_experts, dtype=torch.float64))
 
-    def probabilities(self, logits_TE):
-        """Probabilities of all experts, largest first, with their indices; equal ones are in the order of their indices."""
-        if self.config.router_normalization != "none":
-            mean = logits_TE.mean(-1, keepdim=True)
-            logits_TE = (logits_TE - mean) / (logits_TE.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
-        if self.config.router_normalization == "dynamic":
-            logits_TE = logits_TE * self.scale.float()
-        return torch.sort(logits_TE.softmax(-1), dim=-1, descending=True, stable=True)
-
-    def forward(self, x_TD):
-        """Returns the logits [T, E], and weights and experts [T, K] of each token. K is the largest number of experts per token.
-        A token with fewer experts is padded with the index `num_experts`, which is no expert, and weight 0."""
+    def forward(self, x_TD, ids_T=None):
+        """Returns the logits [T, E]; the weights and the experts of each token [T, K]; and the sum of the weights of its zero
+        experts [T, 1]. K is `config.num_experts_per_tok`. A slot without an expert has expert 0 and weight 0."""
         config = self.config
-        logits_TE = F.linear(x_TD.float(), self.weight.float())
-        P_TE, expert_TE = self.probabilities(logits_TE)
-        place_E = torch.arange(config.num_experts, device=x_TD.device)
-        if config.router_method == "top_k":
-            chosen_TE = (place_E < config.router_top_k).expand_as(P_TE)
-        else:
-            chosen_TE = before(P_TE) < config.router_thresholds[self.layer]
-            if config.router_max_experts > 0:
-                chosen_TE = chosen_TE & (place_E < config.router_max_experts)
-        most = max(int(chosen_TE.sum(-1).max()), 1) if len(x_TD) > 0 else 1
-        chosen_TK = chosen_TE[:, :most]
-        weight_TK = P_TE[:, :most] * chosen_TK
-        if config.router_renormalize:
-            weight_TK = weight_TK / weight_TK.sum(-1, keepdim=True)
-        return logits_TE, weight_TK, expert_TE[:, :most].masked_fill(~chosen_TK, config.num_experts)
+        if config.router_method == "hash":
+            expert_TK = self.expert_VK[ids_T].long()
+            none_TE = torch.zeros(len(x_TD), config.num_experts, device=x_TD.device)  # there are no logits
+            return none_TE, torch.full_like(expert_TK, 1 / config.router_top_k, dtype=torch.float32), expert_TK, none_TE[:, :1]
+        logits_TC = self.logits(x_TD)
+        gate_TC = self.gates(logits_TC)
+        gate_TE, zero_gate_TZ = gate_TC.split([config.num_experts, config.zero_experts], -1)
+        # vLLM replaces routers that call softmax and topk. This one must stay, so it calls sort.
+        weight_TE, expert_TE = torch.sort(gate_TE, dim=-1, descending=True, stable=True)
+        weight_TK, expert_TK = weight_TE[:, :config.num_experts_per_tok], expert_TE[:, :config.num_experts_per_tok]
+        return (logits_TC[:, :config.num_experts], weight_TK, expert_TK.masked_fill(weight_TK == 0, 0),
+                zero_gate_TZ.sum(-1, keepdim=True))
+
+    def logits(self, x_TD):
+        return F.linear(x_TD.float(), self.weight.float())
+
+    def gates(self, logits_TC):
+        """Weights [T, C]; 0 for experts that are not selected."""
+        if self.config.router_method == "relu":
+            return logits_TC.relu()
+        if self.config.router_method == "expert_threshold":
+            return logits_TC.sigmoid() * self.reached(logits_TC)
+        P_TC = self.probabilities(logits_TC)
+        chosen_TC = places(self.scores(P_TC, logits_TC)) < self.counts(P_TC)
+        gate_TC = P_TC * chosen_TC
+        return gate_TC / gate_TC.sum(-1, keepdim=True) if self.config.router_renormalize else gate_TC
+
+    def probabilities(self, logits_TC):
+        """P [T, C]."""
+        if self.has_sigmoid_scores:
+            return F.logsigmoid(logits_TC).softmax(-1)  # the sigmoids over their sum
+        if self.config.router_normalization != "none":
+            mean = logits_TC.mean(-1, keepdim=True)
+            logits_TC = (logits_TC - mean) / (logits_TC.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
+        if self.config.router_normalization == "dynamic":
+            logits_TC = logits_TC * self.scale.float()
+        return logits_TC.softmax(-1)
+
+    def counts(self, P_TC):
+        """How many experts a token selects [T, 1] (or one number for all tokens)."""
+        if self.config.router_method in ("top_k", "top_k_bias"):
+            return self.config.router_top_k
+        count_T1 = (before(P_TC) < self.config.router_thresholds[self.layer]).sum(-1, keepdim=True)
+        return count_T1.clamp(max=self.config.router_max_experts or P_TC.shape[-1])
+
+    def scores(self, P_TC, logits_TC):
+        """A token selects the experts with the largest scores [T, C]."""
+        if self.config.router_method not in ("top_k_bias", "dtop_p_bias"):
+            return P_TC
+        if self.config.zero_experts > 0:
+            return P_TC + F.pad(self.bias_E.float(), (0, self.config.zero_experts))  # zero experts have no bias
+        bias_E = (self.bias_E - self.bias_E.mean()).float()
+        return logits_TC.sigmoid() + bias_E if self.has_sigmoid_scores else P_TC * bias_E.exp()
+
+    def reached(self, logits_TE):
+        """Whether each logit reaches its expert's threshold [T, E]. Before the first step there are no thresholds."""
+        steps = self.config.router_cut_steps
+        if steps == 0:
+            return places(logits_TE) < int(self.config.router_target_experts + 0.5)
+        return logits_TE >= (self.cut_E / (1 - self.config.router_cut_decay**steps)).float()
 
 
-def before(P_TE):
+def places(score_TC):
+    """The place of each expert when the scores fall. Equal scores are in the order of their indices."""
+    return torch.sort(score_TC, dim=-1, descending=True, stable=True).indices.argsort(-1)
+
+
+def before(P_TC):
     """For each expert, the sum of the probabilities of the experts before it."""
-    P_TE = P_TE.double()
-    return P_TE.cumsum(-1) - P_TE
+    P_TC, order_TC = torch.sort(P_TC.double(), dim=-1, descending=True, stable=True)
+    return (P_TC.cumsum(-1) - P_TC).gather(-1, order_TC.argsort(-1))
 
 
 @use_experts_implementation
@@ -111,9 +162,7 @@ class DtoppExperts(nn.Module):
     def forward(self, x_TD, expert_TK, weight_TK):
         y_TD = torch.zeros_like(x_TD)
         for expert in expert_TK.unique().tolist():
-            if expert == self.num_experts:
-                continue
-            token, place = torch.where(expert_TK == expert)
+            token, place = torch.where((expert_TK == expert) & (weight_TK != 0))
             gate, up = F.linear(x_TD[token], self.gate_up_proj[expert]).chunk(2, -1)
             y = F.linear(self.act_fn(gate) * up, self.down_proj[expert])
             y_TD.index_add_(0, token, (y * weight_TK[token, place, None]).to(y_TD.dtype))
@@ -126,14 +175,16 @@ class DtoppMoE(nn.Module):
         self.gate, self.experts = DtoppRouter(config, layer), DtoppExperts(config)
         self.shared_experts = DtoppMLP(config, config.shared_experts) if config.shared_experts > 0 else None
         self.shared_gate = nn.Linear(config.hidden_size, 1, bias=False) if config.shared_gate else None
-        # Makes every implementation of experts treat the index num_experts as no expert. The decorator has
-        # set it to False.
-        self.experts._is_expert_parallel = True
+        self.copies_input = config.zero_experts > 0 and config.zero_kind == "copy"
+        self.ids_T = None  # the tokens' ids, which DtoppModel sets for the router "hash"
 
     def forward(self, x):
         x_TD = x.reshape(-1, x.shape[-1])
-        _, weight_TK, expert_TK = self.gate(x_TD)
-        y = self.experts(x_TD, expert_TK, weight_TK.to(x.dtype)).view(x.shape)
+        _, weight_TK, expert_TK, zero_weight_T1 = self.gate(x_TD, self.ids_T)
+        y_TD = self.experts(x_TD, expert_TK, weight_TK.to(x.dtype))
+        if self.copies_input:
+            y_TD = y_TD + (x_TD * zero_weight_T1).to(x.dtype)
+        y = y_TD.view(x.shape)
         if self.shared_experts is None:
             return y
         shared = self.shared_experts(x)
@@ -168,7 +219,7 @@ class DtoppPreTrainedModel(olmoe.OlmoePreTrainedModel):
         if isinstance(module, DtoppExperts):
             init.normal_(module.gate_up_proj, mean=0.0, std=std)
             init.normal_(module.down_proj, mean=0.0, std=std)
-        elif isinstance(module, DtoppRouter):
+        elif isinstance(module, DtoppRouter) and self.config.router_method != "hash":
             init.normal_(module.weight, mean=0.0, std=std)
 
 
@@ -185,6 +236,14 @@ class DtoppModel(DtoppPreTrainedModel, olmoe.OlmoeModel):
             layer.mlp = DtoppMLP(config) if config.num_experts == 1 else DtoppMoE(config, index)
         self.norm = make_norm(config)
         self.post_init()
+
+    def forward(self, input_ids=None, **kwargs):
+        if self.config.num_experts > 1 and self.config.router_method == "hash":
+            if input_ids is None:
+                raise ValueError("the router hash selects experts by token id: pass input_ids, not inputs_embeds")
+            for layer in self.layers:
+                layer.mlp.ids_T = input_ids.flatten()
+        return super().forward(input_ids=input_ids, **kwargs)
 
 
 class DtoppForCausalLM(DtoppPreTrainedModel, olmoe.OlmoeForCausalLM):
@@ -203,13 +262,14 @@ class DtoppForCausalLM(DtoppPreTrainedModel, olmoe.OlmoeForCausalLM):
         Returns the mean number of experts of each layer at that p. Raises ValueError if the model has no thresholds.
         """
         config = self.config
-        if config.num_experts == 1 or config.router_method == "top_k":
-            raise ValueError("this model has no thresholds: it is dense, or uses top-k")
-        most = config.router_max_experts or config.num_experts
+        if config.num_experts == 1 or config.router_method not in ("top_p", "dtop_p", "dtop_p_bias"):
+            raise ValueError("this model has no thresholds p: it is dense, or its router has another method")
+        most = min(config.router_max_experts or config.num_experts, config.num_experts)
+        least = 0 if config.zero_experts > 0 else 1
         per_layer = not isinstance(target_experts, (int, float))
         targets = [float(t) for t in target_experts] if per_layer else [float(target_experts)]
-        if per_layer and len(targets) != config.num_hidden_layers or not all(1 <= t <= most for t in targets):
-            raise ValueError(f"target_experts: expected a number from 1 to {most}, or one for each of "
+        if per_layer and len(targets) != config.num_hidden_layers or not all(least <= t <= most for t in targets):
+            raise ValueError(f"target_experts: expected a number from {least} to {most}, or one for each of "
                              f"{config.num_hidden_layers} layers, got {target_experts}")
         self.eval()
         config.router_target_experts = targets if per_layer else targets[0]
@@ -237,13 +297,13 @@ class DtoppForCausalLM(DtoppPreTrainedModel, olmoe.OlmoeForCausalLM):
             p = guess if low < guess < high else (low + high) / 2
 
     def _cumulative_probs(self, input_ids):
-        """Per layer and token: the sum of the probabilities before each expert (largest first, at most `router_max_experts`)."""
+        """Per layer: the sums [T, E] of the probabilities before each expert; infinite beyond `router_max_experts`."""
         cumulative_probs = []
-        most = self.config.router_max_experts or self.config.num_experts
+        most = self.config.router_max_experts or self.config.num_experts + self.config.zero_experts
 
         def hook(router, arguments, output):
-            P_TE, _ = router.probabilities(output[0])
-            cumulative_probs.append(before(P_TE)[:, :most])
+            P_TC = router.probabilities(router.logits(arguments[0]))
+            cumulative_probs.append(before(P_TC).masked_fill(places(P_TC) >= most, torch.inf)[:, :self.config.num_experts])
 
         hooks = [layer.mlp.gate.register_forward_hook(hook) for layer in self.model.layers]
         try:
@@ -260,9 +320,9 @@ def _mean_experts(cumulative_probs_TE, p):
 
 def _solved(cumulative_probs, target):
     """p between the last probability sum that must count and the first that must not."""
-    # A token's first expert has sum 0.
-    values = torch.cat([layer[:, 1:].flatten() for layer in cumulative_probs]).sort().values
-    wanted = round((target - 1) * sum(len(layer) for layer in cumulative_probs))
+    values = torch.cat([layer.flatten() for layer in cumulative_probs])
+    values = values[values.isfinite()].sort().values
+    wanted = max(round(target * sum(len(layer) for layer in cumulative_probs)), 1)
     if wanted >= len(values):
         return 1 - 1e-6  # the largest p of a checkpoint
-    return (values[wanted] / 2 if wanted == 0 else (values[wanted - 1] + values[wanted]) / 2).item()
+    return max((values[wanted - 1] + values[wanted]).item() / 2, 1e-6)

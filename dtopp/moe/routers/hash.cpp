@@ -1,7 +1,7 @@
 // Selects K experts by the token's id. Nothing is learned: a learned router has to beat it.
 //
 // Every layer draws K different experts per id at random. The draw depends on the layer and the id only, not
-// on a run's seed. All gates are 1 / K.
+// on a run's seed. A larger K adds experts to those of a smaller one. All gates are 1 / K.
 //
 // Source:        Roller et al., Hash Layers (arXiv 2106.04426)
 #include <memory>
@@ -26,7 +26,7 @@ at::Tensor draw_experts(int64_t layer, int64_t num_ids, int64_t num_experts, int
   for (int64_t id = 0; id < num_ids; ++id) {
     std::iota(order.begin(), order.end(), 0);
     for (int64_t n = 0; n < top_k; ++n) {
-      const auto bits = stream.bits(static_cast<uint64_t>(id * top_k + n));
+      const auto bits = stream.bits(static_cast<uint64_t>(id * num_experts + n));
       const uint64_t number = uint64_t{bits[0]} << 32 | bits[1];
       const int64_t drawn = n + static_cast<int64_t>(number % static_cast<uint64_t>(num_experts - n));
       std::swap(order[static_cast<size_t>(n)], order[static_cast<size_t>(drawn)]);

@@ -10,14 +10,14 @@ import tokenizers
 import torch
 import transformers
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from huggingface_folder import LOADED, keep_modules_in, load, to_hf
-from language_program import Both
+from language_program import ROUTERS, Both
 from refusal import assert_refused
 
 NAMES = ["dense", "dense_untied", "top_k", "top_1_without_renormalisation", "top_p", "top_p_capped", "dtop_p", "dtop_p_rms",
          "dtop_p_layer", "dtop_p_without_renormalisation", "dtop_p_gqa", "dtop_p_norm_of_each_head", "dtop_p_without_qk_norm",
-         "dtop_p_shared_experts", "dtop_p_shared_gate"]
+         "dtop_p_shared_experts", "dtop_p_shared_gate", "dtop_p_zero_experts", "dtop_p_zero_experts_that_copy", *ROUTERS]
 BOUND = 2e-5
 
 
@@ -100,6 +100,28 @@ def test_saved_and_loaded_again_it_is_the_same(case, tmp_path):
     done = tiny_run.dtopp("convert", "from-hf", tmp_path / "again", tmp_path / "back")
     assert done.returncode == 0, done.stderr
     assert torch.equal(case.logits(tmp_path / "back"), case.logits())
+    assert_same_router(case.checkpoint, tmp_path / "back")
+
+
+def assert_same_router(checkpoint, back):
+    """The state that the selection of experts needs has the same bits."""
+    if not (checkpoint / "router.safetensors").exists():
+        return
+    before, after = (load_file(path / "router.safetensors") for path in (checkpoint, back))
+    assert before.keys() == after.keys()
+    for name in before.keys() & {"threshold_C", "bias_LE", "cut_LE", "cut_steps"}:
+        assert torch.equal(before[name], after[name]), name
+
+
+@pytest.mark.parametrize("name, tensor, change, status, words", [
+    ("hash", "expert_VK", lambda value: value.flip(0), 2, "selects other experts"),
+    ("dtop_p_bias", "bias_E", lambda value: value.float(), 3, ["is F32", "expected F64"]),
+    ("expert_threshold", "cut_E", lambda value: value[1:].contiguous(), 3, ["F64 [7]", "[8]"])])
+def test_a_changed_state_of_a_router_is_refused(name, tensor, change, status, words, tmp_path, program, dtopp_binary):
+    file = Case(name, program("dtopp_parity"), tmp_path).folder / "model.safetensors"
+    tensors, key = load_file(file), f"model.layers.1.mlp.gate.{tensor}"
+    save_file(tensors | {key: change(tensors[key])}, file)
+    assert_refused(tiny_run.dtopp("convert", "from-hf", file.parent, tmp_path / "here"), status, [key, *([words] if isinstance(words, str) else words)])
 
 
 def test_what_sets_documents_apart_comes_back(tmp_path, dtopp_binary, remote_code):

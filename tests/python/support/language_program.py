@@ -57,6 +57,25 @@ CASES = {
     "dtop_p_lm_loss_alone": {"loss.lm_z": 0, "loss.load_balance": 0, "loss.dynamic": 0, "loss.router_z": 0},
 }
 
+# The routers that reference_model.py does not have. Large rates let every state show in the selection.
+OWN_GATES = {"routing.normalization": "none", "routing.renormalize": "false", "loss.load_balance": 0}
+ROUTERS = {
+    "top_k_bias": {"routing.method": "top_k_bias", "routing.experts": 3, "routing.normalization": "none", "routing.bias_rate": 0.1},
+    "top_k_bias_without_renormalisation": {"routing.method": "top_k_bias", "routing.experts": 2, "routing.normalization": "none",
+                                           "routing.renormalize": "false", "routing.bias_rate": 0.1},
+    "top_k_bias_zero_experts": {"routing.method": "top_k_bias", "routing.max_experts": 5, "routing.bias_rate": 0.2,
+                                "model.zero_experts": 4},
+    "top_k_bias_zero_experts_that_copy": {"routing.method": "top_k_bias", "routing.max_experts": 4, "routing.bias_rate": 0.2,
+                                          "model.zero_experts": 3, "model.zero_kind": "copy"},
+    "dtop_p_bias": {"routing.method": "dtop_p_bias", "routing.bias_rate": 0.5},
+    "dtop_p_bias_capped": {"routing.method": "dtop_p_bias", "routing.bias_rate": 0.5, "routing.threshold": 0.7,
+                           "routing.max_experts": 3},
+    "relu": {"routing.method": "relu", **OWN_GATES},
+    "expert_threshold": {"routing.method": "expert_threshold", "routing.cut_decay": 0.5, **OWN_GATES},
+    "hash": {"routing.method": "hash", "routing.experts": 2, "routing.normalization": "none", "loss.load_balance": 0,
+             "loss.dynamic": 0, "loss.router_z": 0},
+}
+
 
 class Program:
     """Runs checkpoints on one batch of tokens."""
@@ -92,17 +111,17 @@ class Both(Program):
     """Runs one checkpoint and one batch through both implementations."""
 
     def __init__(self, case, parity, directory):
-        run = directory / "run"
+        run, overrides = directory / "run", (CASES | ROUTERS)[case]
         done = tiny_run.dtopp("train", tiny_run.make(directory),
-                              *(f"{key}={value}" for key, value in (COMMON | CASES[case]).items()))
+                              *(f"{key}={value}" for key, value in (COMMON | overrides).items()))
         assert done.returncode == 0, done.stderr
         super().__init__(parity, directory)
         self.case, self.checkpoint = case, run / "checkpoints/step-00000003"
-        if "data.end_of_text" in CASES[case]:
+        if "data.end_of_text" in overrides:
             # Documents that end at a window's end, a document of one token, and a window of a single
             # document.
-            self.tokens[0, [9, 10, 31]] = CASES[case]["data.end_of_text"]
-            self.tokens[1, [0, 20]] = CASES[case]["data.end_of_text"]
+            self.tokens[0, [9, 10, 31]] = overrides["data.end_of_text"]
+            self.tokens[1, [0, 20]] = overrides["data.end_of_text"]
             self.write_tokens()
 
     def reference(self, dtype=torch.float32, compute=None):

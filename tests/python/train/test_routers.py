@@ -10,7 +10,6 @@ from refusal import assert_refused
 
 pytestmark = [needs_program, for_cpus]
 
-CONVERTED = ("shared_experts", "schedule")  # to the Hugging Face format
 TARGETS = ("shared_experts", "zero_experts", "dtop_p_bias", "schedule")  # with --target-experts
 
 
@@ -71,13 +70,16 @@ def test_the_report_is_written(whole, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_conversion_works_or_is_refused(whole, tmp_path):
-    router, run = whole
-    done = tiny_run.dtopp("convert", "to-hf", run, tmp_path / "hf")
-    if router in CONVERTED:
-        assert done.returncode == 0, done.stderr
-    else:
-        assert_refused(done, 2, "Hugging Face")
+def test_a_folder_for_hugging_face_converts_back_to_the_same_bytes(whole, tmp_path):
+    _, run = whole
+    for source, folder, back in ((run, "hf", "back"), (tmp_path / "back", "again", "back_again")):
+        for done in (tiny_run.dtopp("convert", "to-hf", source, tmp_path / folder),
+                     tiny_run.dtopp("convert", "from-hf", tmp_path / folder, tmp_path / back)):
+            assert done.returncode == 0, done.stderr
+    before, after = run / "checkpoints/step-00000012", tmp_path / "back"
+    assert (before / "model.safetensors").read_bytes() == (after / "model.safetensors").read_bytes()
+    for name in ("config.json", "model.safetensors"):  # with the state that selects experts
+        assert (tmp_path / "hf" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
 @pytest.fixture(scope="module", params=tiny_run.ROUTERS if tiny_run.FULL else ("hash", "zero_experts", "dtop_p_bias", "relu"))

@@ -1,0 +1,93 @@
+#include "dtopp/convert/huggingface_router.h"
+
+#include <algorithm>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/moe/router_state.h"
+#include "dtopp/moe/routers/make_router.h"
+#include "dtopp/ops/core/host_copy.h"
+
+namespace dtopp::convert {
+namespace {
+
+constexpr char kThresholds[] = "threshold_C", kCutSteps[] = "cut_steps", kExperts[] = "expert_VK";
+
+// The buffer of a tensor of the router's state; empty if it has none.
+std::string buffer_of(const std::string& state) {
+  if (state == "bias_LE") return "bias_E";
+  if (state == "cut_LE") return "cut_E";
+  return "";
+}
+
+std::string buffer_name(int64_t layer, const std::string& buffer) {
+  return "model.layers." + std::to_string(layer) + ".mlp.gate." + buffer;
+}
+
+// int32 [V, K]: the experts that the router hash selects for each id, in rising order.
+at::Tensor experts_of_ids(const config::RunConfig& config, moe::Router& router, int64_t layer) {
+  const at::Tensor ids = at::arange(config.model.vocab_size, at::kLong);
+  const ops::RouteOutput output = router.select({layer, {}, {}, /*training=*/false, ids});
+  return output.gates_TE.nonzero().select(1, 1).to(at::kInt).view({config.model.vocab_size, -1});
+}
+
+}  // namespace
+
+HuggingFaceRouter to_huggingface_router(const checkpoint::Checkpoint& checkpoint,
+                                        const config::RunConfig& config) {
+  HuggingFaceRouter result;
+  if (config.model.is_dense()) return result;
+  const auto router = moe::make_router(config, at::kCPU);
+  moe::load_router(*router, checkpoint.router(), checkpoint.path());
+  result.numbers.thresholds = router->metric("threshold");
+  const ops::NamedTensors state = router->state();
+  for (const auto& [name, value] : state) {
+    if (name == kCutSteps) result.numbers.cut_steps = value.item<int64_t>();
+    if (buffer_of(name).empty()) continue;
+    for (int64_t layer = 0; layer < config.model.num_layers; ++layer)
+      result.buffers.emplace_back(buffer_name(layer, buffer_of(name)), value[layer].contiguous());
+  }
+  if (!config::has_logits(config.routing.method)) {
+    for (int64_t layer = 0; layer < config.model.num_layers; ++layer)
+      result.buffers.emplace_back(buffer_name(layer, kExperts), experts_of_ids(config, *router, layer));
+  }
+  return result;
+}
+
+std::vector<TensorSource> buffer_sources(const ops::NamedTensors& buffers) {
+  std::vector<TensorSource> sources;
+  for (const auto& [name, value] : buffers) {
+    const auto* bytes = static_cast<const std::byte*>(value.const_data_ptr());
+    sources.emplace_back(name, value.scalar_type() == at::kInt ? "I32" : "F64", value.sizes().vec(),
+                         std::span(bytes, value.nbytes()));
+  }
+  return sources;
+}
+
+ops::NamedTensors from_huggingface_router(const ImportedConfig& imported, HuggingFaceTensors& tensors) {
+  const config::RunConfig& config = imported.config;
+  if (config.model.is_dense()) return {};
+  const int64_t layers = config.model.num_layers, experts = config.model.num_experts;
+  const auto router = moe::make_router(config, at::kCPU);
+  ops::NamedTensors state = router->state();
+  for (auto& [name, value] : state) {
+    if (name == kThresholds) value = at::tensor(imported.router.thresholds, at::kDouble);
+    if (name == kCutSteps) value = at::full({}, imported.router.cut_steps, at::kLong);
+    if (buffer_of(name).empty()) continue;
+    value = at::empty({layers, experts}, at::kDouble);
+    for (int64_t layer = 0; layer < layers; ++layer)
+      ops::copy_from_bytes(tensors.read(buffer_name(layer, buffer_of(name)), "F64", {experts}).bytes,
+                           value[layer]);
+  }
+  if (config::has_logits(config.routing.method)) return state;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const at::Tensor own = experts_of_ids(config, *router, layer);
+    const TensorView& read = tensors.read(buffer_name(layer, kExperts), "I32", own.sizes().vec());
+    const auto* bytes = static_cast<const std::byte*>(own.const_data_ptr());
+    if (!std::ranges::equal(read.bytes, std::span(bytes, own.nbytes())))
+      throw UsageError(tensors.folder().string() + ": tensor \"" + read.name +
+                       "\": dtopp's hash router selects other experts");
+  }
+  return state;
+}
+
+}  // namespace dtopp::convert
