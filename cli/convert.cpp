@@ -26,11 +26,9 @@ void add_to_hf(CLI::App& convert) {
                    "checkpoint, or run directory (its newest checkpoint is used)")
       ->required();
   verb->add_option("folder", options->folder, "new folder to write")->required();
-  verb->add_option(
-          "--as", options->as,
-          "model class: dtopp, with its code beside the weights (trust_remote_code), or olmoe, which is "
-          "part of transformers and needs model.norm=rms, routing.method=top_k, normalization=none and "
-          "renormalize=false")
+  verb->add_option("--as", options->as,
+                   "model class: dtopp, with its code beside the weights (trust_remote_code), or a class of "
+                   "transformers, which needs model.norm=rms, routing.method=top_k and normalization=none")
       ->transform(choice<convert::HuggingFaceClass>())
       ->default_str("dtopp");
   verb->callback([options] {
@@ -43,8 +41,9 @@ void add_to_hf(CLI::App& convert) {
 
 void add_from_hf(CLI::App& convert) {
   auto options = std::make_shared<ConvertOptions>();
-  CLI::App* verb = convert.add_subcommand(
-      "from-hf", "Convert a folder of an OLMoE model, or of convert to-hf, to a checkpoint");
+  CLI::App* verb = convert.add_subcommand("from-hf",
+                                          "Convert a folder of an OLMoE, Mixtral, Qwen2-MoE or Qwen3-MoE "
+                                          "model, or of convert to-hf, to a checkpoint");
   verb->add_option("folder", options->folder, "folder with config.json and model.safetensors")->required();
   verb->add_option("checkpoint", options->from.checkpoint, "new checkpoint to write")->required();
   verb->callback([options] {

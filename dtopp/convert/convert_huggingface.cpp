@@ -61,11 +61,8 @@ void write_weights(const checkpoint::Checkpoint& checkpoint, const config::RunCo
   for (const parameters::ParameterSpec& parameter :
        models::language_model_parameters(config.model, config.routing)) {
     const auto bytes = checkpoint.parameter(parameter.name, parameter.shape);
-    if (as == HuggingFaceClass::kDtopp)
-      contents.parameters.emplace_back(parameter.name, "F32", parameter.shape, bytes);
-    else
-      for (TensorSource& source : as_olmoe(parameter, bytes))
-        contents.parameters.push_back(std::move(source));
+    for (TensorSource& source : in_files(parameter, bytes, as))
+      contents.parameters.push_back(std::move(source));
   }
   for (TensorSource& source : buffer_sources(buffers)) contents.parameters.push_back(std::move(source));
   const checkpoint::TensorFiles tensors = checkpoint::split_into_files(contents, checkpoint::kShardBytes);
@@ -84,7 +81,7 @@ void convert_to_huggingface(const checkpoint::Checkpoint& checkpoint, const fs::
       config.routing, std::max<int64_t>(checkpoint.state().step - 1, 0), config.training.steps);
   config.routing.schedule.clear();
   config.routing.schedule_at.clear();
-  if (as == HuggingFaceClass::kOlmoe) require_olmoe(config);
+  require_fitting(config, as);
   const std::optional<EndOfText> end = end_of_text(checkpoint);
   const auto end_id = end ? std::optional(end->id) : std::nullopt;
   const HuggingFaceRouter router = to_huggingface_router(checkpoint, config);
@@ -115,7 +112,7 @@ void convert_from_huggingface(const fs::path& folder, const fs::path& checkpoint
   } catch (const config::InvalidValue& error) {
     throw UsageError((folder / kConfigName).string() + ": dtopp cannot train this model: " + error.what());
   }
-  HuggingFaceTensors tensors(folder);
+  HuggingFaceTensors tensors(folder, imported.as);
   checkpoint::CheckpointContents contents;
   contents.state.seed = config.training.seed;
   const ops::NamedTensors router = from_huggingface_router(imported, tensors);

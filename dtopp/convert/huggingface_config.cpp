@@ -15,17 +15,21 @@ ordered_json token_or_null(std::optional<int64_t> token) {
   return token ? ordered_json(*token) : ordered_json();
 }
 
-// The fields that both classes share.
-ordered_json shape_of(const config::ModelConfig& model, std::optional<int64_t> end_of_text) {
-  return {{"dtype", "float32"},
+// The fields that all classes share.
+ordered_json shape_of(const config::ModelConfig& model, std::optional<int64_t> end_of_text,
+                      HuggingFaceClass as) {
+  const HuggingFaceFamily& family = family_of(as);
+  return {{"architectures", {family.architecture}},
+          {"model_type", enum_name(as)},
+          {"dtype", "float32"},
           {"vocab_size", model.vocab_size},
           {"hidden_size", model.hidden_size},
-          {"intermediate_size", model.ffn_hidden_size},
+          {family.ffn_key, model.ffn_hidden_size},
           {"num_hidden_layers", model.num_layers},
           {"num_attention_heads", model.num_heads},
           {"num_key_value_heads", model.num_kv_heads()},
           {"head_dim", model.head_size()},
-          {"num_experts", model.num_experts},
+          {family.experts_key, model.num_experts},
           {"max_position_embeddings", model.sequence_length},
           {"hidden_act", "silu"},
           {"rms_norm_eps", model.norm_eps},
@@ -62,61 +66,102 @@ ordered_json dtopp_router(const config::RunConfig& config, const RouterNumbers& 
   return json;
 }
 
-}  // namespace
+// The fields of the classes that transformers includes. A field that dtopp's models do not have is off.
+ordered_json family_of_transformers(const config::RunConfig& config, HuggingFaceClass as) {
+  const config::ModelConfig& model = config.model;
+  ordered_json json = {{"num_experts_per_tok", config::top_k_of(config.routing)},
+                       {"norm_topk_prob", config.routing.renormalize},
+                       {"attention_dropout", 0.0},
+                       {"output_router_logits", false},
+                       {"router_aux_loss_coef", config.loss.load_balance}};
+  const ordered_json window =
+      model.attention_window > 0 ? ordered_json(model.attention_window) : ordered_json();
+  switch (as) {
+    case HuggingFaceClass::kDtopp:
+      break;
+    case HuggingFaceClass::kOlmoe:
+      json.update({{"attention_bias", false}, {"clip_qkv", nullptr}});
+      break;
+    case HuggingFaceClass::kMixtral:
+      json.erase("norm_topk_prob");
+      json.update({{"sliding_window", window}, {"router_jitter_noise", 0.0}});
+      break;
+    case HuggingFaceClass::kQwen2Moe:
+      json.update({{"qkv_bias", model.qkv_bias},
+                   {"shared_expert_intermediate_size", model.shared_ffn_hidden_size()},
+                   {"use_sliding_window", false},
+                   {"decoder_sparse_step", 1},
+                   {"mlp_only_layers", ordered_json::array()}});
+      break;
+    case HuggingFaceClass::kQwen3Moe:
+      json.update({{"attention_bias", false},
+                   {"use_sliding_window", !window.is_null()},
+                   {"sliding_window", window},
+                   {"decoder_sparse_step", 1},
+                   {"mlp_only_layers", ordered_json::array()}});
+      break;
+  }
+  return json;
+}
 
-void require_olmoe(const config::RunConfig& config) {
-  const auto require = [](bool fits, const char* key, const char* value) {
-    if (!fits) throw UsageError(std::string("--as olmoe: ") + key + " must be " + value);
+ordered_json dtopp_class(const config::RunConfig& config, const RouterNumbers& router) {
+  const config::ModelConfig& model = config.model;
+  ordered_json json = {{"auto_map",
+                        {{"AutoConfig", "configuration_dtopp.DtoppConfig"},
+                         {"AutoModel", "modeling_dtopp.DtoppModel"},
+                         {"AutoModelForCausalLM", "modeling_dtopp.DtoppForCausalLM"}}},
+                       {"zero_experts", model.zero_experts},
+                       {"zero_kind", enum_name(model.zero_kind)},
+                       {"shared_experts", model.shared_experts},
+                       {"shared_gate", model.shared_gate},
+                       {"qk_norm", enum_name(model.qk_norm)},
+                       {"qkv_bias", model.qkv_bias},
+                       {"norm", enum_name(model.norm)},
+                       {"attend_across_documents", model.attend_across_documents},
+                       {"end_of_text", config.data.end_of_text}};
+  if (!model.is_dense()) json.update(dtopp_router(config, router));
+  return json;
+}
+
+// Requires what the classes that transformers includes have in common, and what each of them has.
+void require_transformers_family(const config::RunConfig& config, HuggingFaceClass as) {
+  using enum HuggingFaceClass;
+  const auto require = [&](bool fits, const char* key, const std::string& value) {
+    if (!fits) throw UsageError("--as " + enum_name(as) + ": " + key + " must be " + value);
   };
+  const config::ModelConfig& model = config.model;
   const config::RoutingConfig& routing = config.routing;
-  require(!config.model.is_dense(), "model.num_experts", "more than 1");
-  require(config.model.shared_experts == 0, "model.shared_experts", "0");
-  require(config.model.head_size() * config.model.num_heads == config.model.hidden_size, "model.head_size",
+  const config::QkNorm qk_norm = family_of(as).qk_norm;
+  const bool is_shared = as == kQwen2Moe;
+  require(!model.is_dense(), "model.num_experts", "more than 1");
+  require(model.qk_norm == qk_norm, "model.qk_norm", enum_name(qk_norm));
+  require(as == kQwen2Moe || !model.qkv_bias, "model.qkv_bias", "false");
+  require((model.shared_experts > 0) == is_shared, "model.shared_experts", is_shared ? "above 0" : "0");
+  require(model.shared_gate == is_shared, "model.shared_gate", "true");
+  require(as != kOlmoe || model.head_size() * model.num_heads == model.hidden_size, "model.head_size",
           "hidden_size / num_heads");
-  require(config.model.qk_norm == config::QkNorm::kWhole, "model.qk_norm", "whole");
-  require(!config.model.qkv_bias, "model.qkv_bias", "false");
-  require(config.model.norm == config::NormType::kRms, "model.norm", "rms");
-  require(config.model.attend_across_documents, "model.attend_across_documents", "true");
+  require(model.norm == config::NormType::kRms, "model.norm", "rms");
+  require(as == kMixtral || as == kQwen3Moe || model.attention_window == 0, "model.attention_window", "0");
+  require(model.attend_across_documents, "model.attend_across_documents", "true");
   require(routing.method == config::RoutingMethod::kTopK, "routing.method", "top_k");
   require(routing.top_k_by_source.empty(), "routing.top_k_by_source", "{}");
   require(routing.normalization == config::Normalization::kNone, "routing.normalization", "none");
+  require(as != kMixtral || routing.renormalize, "routing.renormalize", "true");
+}
+
+}  // namespace
+
+void require_fitting(const config::RunConfig& config, HuggingFaceClass as) {
+  if (as != HuggingFaceClass::kDtopp) return require_transformers_family(config, as);
+  if (config.model.attention_window > 0)
+    throw UsageError("model.attention_window: dtopp's class attends to all earlier tokens; it must be 0");
 }
 
 std::string huggingface_config(const config::RunConfig& config, const RouterNumbers& router,
                                std::optional<int64_t> end_of_text, HuggingFaceClass as) {
-  if (config.model.attention_window > 0)
-    throw UsageError(
-        "model.attention_window: the Hugging Face classes attend to all earlier tokens; it must be 0");
-  ordered_json json;
-  if (as == HuggingFaceClass::kOlmoe) {
-    json = {{"architectures", {"OlmoeForCausalLM"}}, {"model_type", "olmoe"}};
-    json.update(shape_of(config.model, end_of_text));
-    json.update({{"num_experts_per_tok", config::top_k_of(config.routing)},
-                 {"norm_topk_prob", config.routing.renormalize},
-                 {"attention_bias", false},
-                 {"attention_dropout", 0.0},
-                 {"clip_qkv", nullptr},
-                 {"output_router_logits", false},
-                 {"router_aux_loss_coef", config.loss.load_balance}});
-  } else {
-    json = {{"architectures", {"DtoppForCausalLM"}},
-            {"model_type", "dtopp"},
-            {"auto_map",
-             {{"AutoConfig", "configuration_dtopp.DtoppConfig"},
-              {"AutoModel", "modeling_dtopp.DtoppModel"},
-              {"AutoModelForCausalLM", "modeling_dtopp.DtoppForCausalLM"}}}};
-    json.update(shape_of(config.model, end_of_text));
-    json["zero_experts"] = config.model.zero_experts;
-    json["zero_kind"] = enum_name(config.model.zero_kind);
-    json["shared_experts"] = config.model.shared_experts;
-    json["shared_gate"] = config.model.shared_gate;
-    json["qk_norm"] = enum_name(config.model.qk_norm);
-    json["qkv_bias"] = config.model.qkv_bias;
-    json["norm"] = enum_name(config.model.norm);
-    json["attend_across_documents"] = config.model.attend_across_documents;
-    json["end_of_text"] = config.data.end_of_text;
-    if (!config.model.is_dense()) json.update(dtopp_router(config, router));
-  }
+  ordered_json json = shape_of(config.model, end_of_text, as);
+  json.update(as == HuggingFaceClass::kDtopp ? dtopp_class(config, router)
+                                             : family_of_transformers(config, as));
   return dump_json(json, 2) + "\n";
 }
 

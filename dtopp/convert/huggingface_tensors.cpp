@@ -17,35 +17,44 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kGateUp = "experts.gate_up_proj", kDown = "experts.down_proj";
-
 uint64_t fp32_bytes(const std::vector<int64_t>& shape) {
   uint64_t size = sizeof(float);
   for (const int64_t extent : shape) size *= static_cast<uint64_t>(extent);
   return size;
 }
 
-struct ExpertMatrix {
+struct FileTensor {
   std::string name;
   std::vector<int64_t> shape;
 };
 
-// The matrices that OLMoE's files have instead of a parameter, in the order of its bytes. Empty if they have
-// the parameter itself.
-std::vector<ExpertMatrix> expert_matrices(const parameters::ParameterSpec& parameter) {
-  const auto part = [&](std::string_view whole, const std::vector<const char*>& names, int64_t rows) {
-    std::vector<ExpertMatrix> matrices;
-    const std::string prefix = parameter.name.substr(0, parameter.name.size() - whole.size()) + "experts.";
-    for (int64_t expert = 0; expert < parameter.shape[0]; ++expert)
-      for (const char* name : names)
-        matrices.push_back(
-            {prefix + std::to_string(expert) + "." + name + ".weight", {rows, parameter.shape[2]}});
-    return matrices;
+// The tensors that a class's files have instead of a parameter, in the order of its bytes.
+std::vector<FileTensor> file_tensors(const parameters::ParameterSpec& parameter, HuggingFaceClass as) {
+  const std::vector<int64_t>& shape = parameter.shape;
+  const size_t at = parameter.name.find("mlp.");
+  if (as == HuggingFaceClass::kDtopp || at == std::string::npos) return {{parameter.name, shape}};
+  const HuggingFaceFamily& family = family_of(as);
+  const std::string layer = parameter.name.substr(0, at), name = parameter.name.substr(at);
+  const std::string experts = layer + std::string(family.layer);
+  const auto by_expert = [&](std::initializer_list<std::string_view> parts, int64_t rows) {
+    std::vector<FileTensor> tensors;
+    for (int64_t expert = 0; expert < shape[0]; ++expert)
+      for (const std::string_view part : parts)
+        tensors.push_back(
+            {experts + "experts." + std::to_string(expert) + "." + std::string(part) + ".weight",
+             {rows, shape[2]}});
+    return tensors;
   };
-  if (parameter.name.ends_with(kGateUp))
-    return part(kGateUp, {"gate_proj", "up_proj"}, parameter.shape[1] / 2);
-  if (parameter.name.ends_with(kDown)) return part(kDown, {"down_proj"}, parameter.shape[1]);
-  return {};
+  if (name == "mlp.experts.gate_up_proj") return by_expert({family.gate, family.up}, shape[1] / 2);
+  if (name == "mlp.experts.down_proj") return by_expert({family.down}, shape[1]);
+  if (name == "mlp.gate.weight") return {{experts + "gate.weight", shape}};
+  if (name == "mlp.shared_experts.gate_up_proj.weight")
+    return {{experts + "shared_expert.gate_proj.weight", {shape[0] / 2, shape[1]}},
+            {experts + "shared_expert.up_proj.weight", {shape[0] / 2, shape[1]}}};
+  if (name == "mlp.shared_experts.down_proj.weight")
+    return {{experts + "shared_expert.down_proj.weight", shape}};
+  if (name == "mlp.shared_gate.weight") return {{experts + "shared_expert_gate.weight", shape}};
+  return {{parameter.name, shape}};
 }
 
 // Passes bytes [begin, begin + count) of the tensor's fp32 form to `take`.
@@ -102,20 +111,19 @@ std::vector<SafetensorsFile> open_files(const fs::path& folder) {
 
 }  // namespace
 
-std::vector<TensorSource> as_olmoe(const parameters::ParameterSpec& parameter,
-                                   std::span<const std::byte> bytes) {
-  const std::vector<ExpertMatrix> matrices = expert_matrices(parameter);
-  if (matrices.empty()) return {{parameter.name, "F32", parameter.shape, bytes}};
+std::vector<TensorSource> in_files(const parameters::ParameterSpec& parameter,
+                                   std::span<const std::byte> bytes, HuggingFaceClass as) {
   std::vector<TensorSource> sources;
-  for (const ExpertMatrix& matrix : matrices) {
-    const uint64_t size = fp32_bytes(matrix.shape);
-    sources.emplace_back(matrix.name, "F32", matrix.shape, bytes.first(size));
+  for (const FileTensor& tensor : file_tensors(parameter, as)) {
+    const uint64_t size = fp32_bytes(tensor.shape);
+    sources.emplace_back(tensor.name, "F32", tensor.shape, bytes.first(size));
     bytes = bytes.subspan(size);
   }
   return sources;
 }
 
-HuggingFaceTensors::HuggingFaceTensors(const fs::path& folder) : folder_(folder), files_(open_files(folder)) {
+HuggingFaceTensors::HuggingFaceTensors(const fs::path& folder, HuggingFaceClass as)
+    : folder_(folder), class_(as), files_(open_files(folder)) {
   for (const SafetensorsFile& file : files_)
     for (const TensorView& tensor : file.tensors())
       if (!by_name_.emplace(tensor.name, &tensor).second)
@@ -154,12 +162,12 @@ void HuggingFaceTensors::require_all_read() const {
 }
 
 std::vector<const TensorView*> HuggingFaceTensors::parts_of(const parameters::ParameterSpec& parameter) {
-  const std::vector<ExpertMatrix> matrices = expert_matrices(parameter);
-  if (find(parameter.name) != nullptr || matrices.empty() || find(matrices[0].name) == nullptr)
+  const std::vector<FileTensor> tensors = file_tensors(parameter, class_);
+  if (find(parameter.name) != nullptr || find(tensors[0].name) == nullptr)
     return {&need(parameter.name, parameter.shape)};
   std::vector<const TensorView*> parts;
-  parts.reserve(matrices.size());
-  for (const ExpertMatrix& matrix : matrices) parts.push_back(&need(matrix.name, matrix.shape));
+  parts.reserve(tensors.size());
+  for (const FileTensor& tensor : tensors) parts.push_back(&need(tensor.name, tensor.shape));
   return parts;
 }
 

@@ -1,8 +1,12 @@
 // Converts the weights of a language model between dtopp's files and those of Hugging Face. Both are
-// safetensors files with the same parameter names. OLMoE's files store each expert's matrices separately:
+// safetensors files with the same parameter names, except for the layers of experts. Here OLMoE's and
+// Qwen2-MoE's names; Mixtral has others (huggingface_family.h):
 //
-//   mlp.experts.gate_up_proj [E, 2F, D]  mlp.experts.{e}.gate_proj.weight [F, D], .up_proj.weight [F, D]
-//   mlp.experts.down_proj [E, D, F]      mlp.experts.{e}.down_proj.weight [D, F]
+//   mlp.experts.gate_up_proj [E, 2F, D]              mlp.experts.{e}.{gate,up}_proj.weight [F, D]
+//   mlp.experts.down_proj [E, D, F]                  mlp.experts.{e}.down_proj.weight [D, F]
+//   mlp.shared_experts.gate_up_proj.weight [2S, D]   mlp.shared_expert.{gate,up}_proj.weight [S, D]
+//   mlp.shared_experts.down_proj.weight [D, S]       mlp.shared_expert.down_proj.weight [D, S]
+//   mlp.shared_gate.weight [1, D]                    mlp.shared_expert_gate.weight [1, D]
 #pragma once
 
 #include <cstddef>
@@ -15,23 +19,24 @@
 
 #include "dtopp/base/safetensors/safetensors_file.h"
 #include "dtopp/base/safetensors/safetensors_writer.h"
+#include "dtopp/convert/huggingface_family.h"
 #include "dtopp/parameters/parameters.h"
 
 namespace dtopp::convert {
 
-// The fp32 bytes of a parameter in the form of OLMoE's files: the parameter itself, or one or two matrices
-// per expert. `bytes` must stay valid until they are written.
-std::vector<TensorSource> as_olmoe(const parameters::ParameterSpec& parameter,
-                                   std::span<const std::byte> bytes);
+// The fp32 bytes of a parameter in the form of the class's files: the parameter itself, or its parts. `bytes`
+// must stay valid until they are written.
+std::vector<TensorSource> in_files(const parameters::ParameterSpec& parameter,
+                                   std::span<const std::byte> bytes, HuggingFaceClass as);
 
 // The weights in a folder of Hugging Face: model.safetensors, or the files that model.safetensors.index.json
 // lists.
 class HuggingFaceTensors {
  public:
   // Throws UsageError if the folder has neither; DataError if a file is damaged.
-  explicit HuggingFaceTensors(const std::filesystem::path& folder);
+  HuggingFaceTensors(const std::filesystem::path& folder, HuggingFaceClass as);
 
-  // The parameters in fp32. The files may store them whole or per expert, as F32, BF16 or F16. The sources
+  // The parameters in fp32. The files may store them whole or in parts, as F32, BF16 or F16. The sources
   // must be read during the lifetime of this object.
   //
   // Throws:        DataError that names a parameter that is missing or has another shape or dtype
@@ -52,6 +57,7 @@ class HuggingFaceTensors {
                          const std::string& dtype = {});  // empty: F32, BF16 or F16
 
   std::filesystem::path folder_;
+  HuggingFaceClass class_;
   std::vector<SafetensorsFile> files_;
   std::map<std::string, const TensorView*> by_name_;
   std::set<std::string> unread_;

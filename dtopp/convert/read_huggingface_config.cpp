@@ -70,10 +70,10 @@ class ConfigFile {
 };
 
 // Returns the base of rotary positions without scaling, under today's key or the former ones.
-double read_rope_base(const ConfigFile& file) {
+double read_rope_base(const ConfigFile& file, double otherwise) {
   const json& all = file.object();
   const json rope = file.has("rope_parameters") ? all["rope_parameters"] : json::object();
-  const json base = rope.is_object() ? rope.value("rope_theta", json(10000.0)) : json();
+  const json base = rope.is_object() ? rope.value("rope_theta", json(otherwise)) : json();
   if (!base.is_number() || rope.value("rope_type", json("default")) != "default" ||
       rope.value("partial_rotary_factor", json(1.0)) != 1.0)
     file.refuse("rope_parameters", "dtopp rotates whole heads without scaling, not " + dump_json(rope));
@@ -83,42 +83,90 @@ double read_rope_base(const ConfigFile& file) {
 
 // Requires the properties that all models of dtopp share.
 void require_fitting(const ConfigFile& file) {
+  if (file.has("kv_lora_rank")) file.refuse("kv_lora_rank", "dtopp has no multi-head latent attention (MLA)");
   if (const auto act = file.get<std::string>("hidden_act", "silu"); act != "silu")
     file.refuse("hidden_act", "dtopp's experts have silu, not " + act);
   if (file.has("clip_qkv")) file.refuse("clip_qkv", "dtopp does not clip queries, keys and values");
   if (file.get("attention_bias", false)) file.refuse("attention_bias", "dtopp's attention has no biases");
 }
 
-config::ModelConfig read_shape(const ConfigFile& file) {
+config::ModelConfig read_shape(const ConfigFile& file, const HuggingFaceFamily& family) {
   config::ModelConfig model;
   model.vocab_size = file.need<int64_t>("vocab_size");
   model.hidden_size = file.need<int64_t>("hidden_size");
-  model.ffn_hidden_size = file.need<int64_t>("intermediate_size");
+  model.ffn_hidden_size = file.need<int64_t>(family.ffn_key);
   model.num_layers = file.need<int64_t>("num_hidden_layers");
   model.num_heads = file.need<int64_t>("num_attention_heads");
   // The defaults stay 0.
-  if (const auto heads = file.get<int64_t>("num_key_value_heads", 0); heads != model.num_heads)
+  if (const auto heads = file.get("num_key_value_heads", family.num_kv_heads); heads != model.num_heads)
     model.chosen_kv_heads = heads;
   if (const auto size = file.get<int64_t>("head_dim", 0);
       size != model.hidden_size / std::max<int64_t>(model.num_heads, 1))
     model.chosen_head_size = size;
-  model.norm_eps = file.get("rms_norm_eps", 1e-5);
-  model.rope_base = read_rope_base(file);
+  model.norm_eps = file.get("rms_norm_eps", family.norm_eps);
+  model.rope_base = read_rope_base(file, family.rope_base);
   model.sequence_length = file.need<int64_t>("max_position_embeddings");
-  model.num_experts = file.need<int64_t>("num_experts");
+  // Classes of transformers accept both keys.
+  const char* other = "num_local_experts";
+  model.num_experts = file.need<int64_t>(file.has(other) ? other : family.experts_key);
   model.init_std = file.get("initializer_range", model.init_std);
   return model;
 }
 
-void read_olmoe(const ConfigFile& file, config::RunConfig& config) {
+// The window that every layer has; one as wide as the sequence is none.
+int64_t read_window(const ConfigFile& file, const config::ModelConfig& model) {
+  const auto window = file.get<int64_t>("sliding_window", 0);
+  return window < model.sequence_length ? window : 0;
+}
+
+// Requires that all layers are alike: experts, and attention to all earlier tokens.
+void require_equal_layers(const ConfigFile& file) {
+  if (file.get<int64_t>("decoder_sparse_step", 1) != 1)
+    file.refuse("decoder_sparse_step", "dtopp's layers all have experts");
+  if (!file.get("mlp_only_layers", std::vector<int64_t>()).empty())
+    file.refuse("mlp_only_layers", "dtopp's layers all have experts");
+  for (const std::string& type : file.get("layer_types", std::vector<std::string>()))
+    if (type != "full_attention") file.refuse("layer_types", "dtopp's layers have no " + type);
+}
+
+void read_mixtral(const ConfigFile& file, config::RunConfig& config) {
+  if (file.get("router_jitter_noise", 0.0) != 0)
+    file.refuse("router_jitter_noise", "dtopp adds no noise to the router's input");
+  config.routing.renormalize = true;
+  config.model.attention_window = read_window(file, config.model);
+}
+
+void read_qwen2_moe(const ConfigFile& file, config::RunConfig& config) {
+  config::ModelConfig& model = config.model;
+  if (file.get("use_sliding_window", false) && read_window(file, model) > 0)
+    file.refuse("use_sliding_window", "dtopp has no window in some layers alone");
+  model.qkv_bias = file.get("qkv_bias", true);
+  model.shared_gate = true;
+  const auto shared = file.need<int64_t>("shared_expert_intermediate_size");
+  if (model.ffn_hidden_size < 1 || shared % model.ffn_hidden_size != 0)
+    file.refuse("shared_expert_intermediate_size", std::to_string(shared) + " is not a multiple of " +
+                                                       std::to_string(model.ffn_hidden_size) +
+                                                       ", the size of an expert");
+  model.shared_experts = shared / model.ffn_hidden_size;
+}
+
+// The parts of the classes that transformers includes.
+void read_family(const ConfigFile& file, HuggingFaceClass as, config::RunConfig& config) {
+  const HuggingFaceFamily& family = family_of(as);
   config.model.norm = config::NormType::kRms;
+  config.model.qk_norm = family.qk_norm;
   config.model.tie_embeddings = file.get("tie_word_embeddings", false);
   config.routing.method = config::RoutingMethod::kTopK;
-  config.routing.experts = {static_cast<double>(file.get<int64_t>("num_experts_per_tok", 8))};
+  config.routing.experts = {static_cast<double>(file.get("num_experts_per_tok", family.top_k))};
   config.routing.normalization = config::Normalization::kNone;
   config.routing.renormalize = file.get("norm_topk_prob", false);
   config.loss.load_balance = file.get("router_aux_loss_coef", config.loss.load_balance);
   config.loss.dynamic = 0;
+  require_equal_layers(file);
+  if (as == HuggingFaceClass::kMixtral) read_mixtral(file, config);
+  if (as == HuggingFaceClass::kQwen2Moe) read_qwen2_moe(file, config);
+  if (as == HuggingFaceClass::kQwen3Moe && file.get("use_sliding_window", false))
+    config.model.attention_window = read_window(file, config.model);
 }
 
 // The numbers of experts, for each method's meaning of them.
@@ -184,13 +232,19 @@ std::vector<double> read_thresholds(const ConfigFile& file, config::RunConfig& c
 
 ImportedConfig read_huggingface_config(const std::filesystem::path& path) {
   const ConfigFile file(path);
-  const auto type = file.need<std::string>("model_type");
-  if (type != "olmoe" && type != "dtopp")
-    file.refuse("model_type", "dtopp reads olmoe and dtopp, not " + type);
   require_fitting(file);
-  ImportedConfig imported;
-  imported.config.model = read_shape(file);
-  type == "olmoe" ? read_olmoe(file, imported.config) : read_dtopp(file, imported.config);
+  const auto type = file.need<std::string>("model_type");
+  const auto as = enum_named<HuggingFaceClass>(type);
+  if (!as) {
+    std::string names;
+    for (const auto& [value, name] : enum_names(HuggingFaceClass{}))
+      names.append(names.empty() ? "" : ", ").append(name);
+    file.refuse("model_type", "dtopp reads " + names + ", not " + type);
+  }
+  ImportedConfig imported{.as = *as, .config = {}, .router = {}};
+  imported.config.model = read_shape(file, family_of(*as));
+  *as == HuggingFaceClass::kDtopp ? read_dtopp(file, imported.config)
+                                  : read_family(file, *as, imported.config);
   imported.router.thresholds = read_thresholds(file, imported.config);
   imported.router.cut_steps = file.get<int64_t>("router_cut_steps", 0);
   return imported;

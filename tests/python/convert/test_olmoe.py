@@ -120,7 +120,7 @@ UNFIT = {
     "attention_bias": (True, "attention_bias"),
     "rope_parameters": ({"rope_type": "linear", "factor": 2.0}, "rope_parameters"),
     "rope_scaling": ({"rope_type": "linear", "factor": 2.0}, "rope_scaling"),
-    "model_type": ("mixtral", ["model_type", "mixtral"]),
+    "model_type": ("phimoe", ["model_type", "phimoe"]),
     "num_hidden_layers": (10**15, "num_layers"),
     "num_experts": (10**15, "num_experts"),
     "num_experts_per_tok": (9, "routing.experts"),
