@@ -163,7 +163,8 @@ def test_losses_by_experts_are_those_of_the_reference_model(run, text, tmp_path)
         assert within["spearman"] == pytest.approx(np.average(values, weights=tokens))
     names = [kind["kind"] for kind in result["within"]["source"]["kinds"]]
     assert names == ["text", "other"]
-    assert json.loads(tiny_run.dtopp(*command, "--json", "--processes", 2, env=one_thread).stdout) == analysis
+    if tiny_run.DEVICE == "cpu":  # two ranks need a device each
+        assert json.loads(tiny_run.dtopp(*command, "--json", "--processes", 2, env=one_thread).stdout) == analysis
     table = tiny_run.dtopp(*command).stdout
     assert f"Spearman's rank correlation of experts and nll: {result['spearman']:.3f}" in table
 
