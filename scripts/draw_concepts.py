@@ -4,14 +4,17 @@
 Usage: draw_concepts.py
 
 The background is transparent, and every color is readable on white and on black: a page shows an SVG as an image, which does
-not inherit the page's colors. Data: benchmarks/results/settling_cpu.jsonl and moe_layers_cpu.jsonl, benchmarks/studies/language.md.
+not inherit the page's colors. Data: benchmarks/results/settling_cpu.jsonl and moe_layers_cpu.jsonl, and the ledgers of
+benchmarks/studies/powered.
 """
 
+import collections
 import html
 import json
 import math
 import pathlib
 import re
+import statistics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 INK, BLUE, RED, ORANGE = "#737b85", "#2f81f7", "#e5534b", "#d4772a"
@@ -160,30 +163,106 @@ def draw_speed():
     drawing.save("speed.svg")
 
 
-def draw_findings():
-    """Draws the differences of held-out loss from DTop-p: the first table of benchmarks/studies/language.md, and the paper's."""
-    paper = {"dense": 2.7445 - 2.6193, "top-k": 2.6384 - 2.6193, "top-p": 2.6445 - 2.6193}  # Table 10
-    table = (ROOT / "benchmarks/studies/language.md").read_text().split("## ")[1]
-    rows = re.findall(r"^\| ([\w-]+)[^|]*\|[^|]*\| ([+−][\d.]+) ± ([\d.]+)[^|]*\|", table, re.M)
-    drawing = Drawing(680, 210)
-    left, right, top, step, most = 130, 650, 66, 30, 0.14
+T95 = {3: 3.182, 5: 2.571, 7: 2.365, 23: 2.069}  # Student's t for 95 %, by degrees of freedom
+STUDY = ROOT / "benchmarks/studies/powered"
+
+
+def losses_of(study, measure="val/loss"):
+    """{(variant, values of the grid): {seed: value}} from a ledger of the powered study."""
+    losses = collections.defaultdict(dict)
+    for row in json.loads((STUDY / f"{study}.json").read_text())["runs"]:
+        losses[(row["variant"], *row["grid"].values())][row["seed"]] = row["values"][measure]
+    return losses
+
+
+def paired(a, b):
+    """(mean, half-width of the 95 % interval) of a - b over common seeds."""
+    differences = [a[seed] - b[seed] for seed in a if seed in b]
+    return statistics.mean(differences), T95[len(differences) - 1] * statistics.stdev(differences) / math.sqrt(len(differences))
+
+
+def draw_intervals(name, title, note, rows, ticks):
+    """Draws rows of (label, [(mean, half-width, color), ...], the paper's value or None)."""
+    left, right, top, step = 150, 660, 70, 28
+    drawing = Drawing(680, top + step * len(rows) + 28)
 
     def x(difference):
-        return (left + right) / 2 + (right - left) / 2 * difference / most
+        return left + (right - left) * (difference - ticks[0]) / (ticks[-1] - ticks[0])
 
-    drawing.bold(0, 18, "Held-out loss minus DTop-p's, nats per token")
-    drawing.text(0, 40, "Blue: mean and 95 % interval over three seeds, 4.2 million tokens. Orange: the paper, one run each, 100 billion.", 12)
-    drawing.line(x(0), top - 14, x(0), top + step * len(rows), RED, stroke_dasharray="5 4")
-    for i, (name, difference, half) in enumerate(rows):
-        value, half, at = float(difference.replace("−", "-")), float(half), top + step * i
-        drawing.text(left - 8, at + 5, name, 13, anchor="end")
-        drawing.line(x(value - half), at, x(value + half), at, BLUE, stroke_width=2)
-        drawing.add("circle", cx=f"{x(value):.1f}", cy=at, r=4, fill=BLUE)
-        if name in paper:
-            drawing.add("circle", cx=f"{x(paper[name]):.1f}", cy=at, r=5, fill="none", stroke=ORANGE, stroke_width=2)
-    for value in (-0.1, -0.05, 0, 0.05, 0.1):
-        drawing.text(x(value), top + step * len(rows) + 18, f"{value:+.2f}" if value else "0", 12, anchor="middle")
-    drawing.save("findings.svg")
+    drawing.bold(0, 18, title)
+    drawing.text(0, 40, note, 12)
+    drawing.line(x(0), top - 14, x(0), top + step * len(rows) - 8, RED, stroke_dasharray="5 4")
+    for i, (label, intervals, paper) in enumerate(rows):
+        at = top + step * i
+        drawing.text(left - 8, at + 5, label, 13, anchor="end")
+        for k, (mean, half, color) in enumerate(intervals):
+            y = at + 8 * (k - (len(intervals) - 1) / 2)
+            drawing.line(x(max(mean - half, ticks[0])), y, x(min(mean + half, ticks[-1])), y, color, stroke_width=2)
+            drawing.add("circle", cx=f"{x(mean):.1f}", cy=y, r=4, fill=color)
+        if paper is not None:
+            drawing.add("circle", cx=f"{x(paper):.1f}", cy=at, r=5, fill="none", stroke=ORANGE, stroke_width=2)
+    for value in ticks:
+        drawing.text(x(value), top + step * len(rows) + 18, f"{value:+.2f}".replace("-", "−") if value else "0", 12, anchor="middle")
+    drawing.save(name)
+
+
+def draw_findings():
+    """Draws the arms on text against DTop-p, and the paper's differences (Table 10)."""
+    losses = losses_of("text")
+    paper = {"dense": 2.7445 - 2.6193, "top-k": 2.6384 - 2.6193}
+    names = ("top-k", "top-p-matched", "top-k-as-dtop-p", "dense")
+    rows = [(name, [(*paired(losses[name,], losses["dtop-p",]), BLUE)], paper.get(name)) for name in names]
+    draw_intervals("findings.svg", "Held-out loss minus DTop-p's, nats per token",
+                   "Blue: mean and 95 % interval of 24 or 8 seeds, 8.4 million tokens. Orange: the paper, one run each, 100 billion.", rows,
+                   (-0.05, 0, 0.05, 0.1, 0.15))
+
+
+def draw_routers():
+    """Draws the router family against Top-k: screening, confirmation, and twice the tokens."""
+    screening, confirmed, long = (losses_of(study) for study in ("family", "family-confirmed", "family-long"))
+    rows = []
+    for name, in sorted(screening, key=lambda key: statistics.mean(screening[key].values())):
+        later = [(study[name,], study["top-k",], color) for study, color in ((confirmed, ORANGE), (long, RED)) if (name,) in study]
+        if name != "top-k":
+            intervals = [(screening[name,], screening["top-k",], BLUE), *later]
+            rows.append((name, [(*paired(a, b), color) for a, b, color in intervals], None))
+    draw_intervals("routers.svg", "Held-out loss minus Top-k's, nats per token, 4 of 32 experts",
+                   "Blue: screening, 6 seeds, 4.2 million tokens. Orange: 8 new seeds. Red: the same seeds, 8.4 million tokens.", rows,
+                   (-0.15, -0.1, -0.05, 0, 0.05, 0.1, 0.15, 0.2))
+
+
+def draw_budgets():
+    """Draws loss over active experts: one DTop-p checkpoint at eight budgets, and models trained at three."""
+    drawing = Drawing(680, 300)
+    left, right, top, bottom, low, high = 60, 520, 50, 262, 4.84, 5.06
+    budgets = (1, 2, 4, 8, 16)
+
+    def at(experts, loss):
+        return left + (right - left) * math.log2(experts) / 4, bottom - (bottom - top) * (loss - low) / (high - low)
+
+    drawing.bold(0, 18, "Held-out loss over active experts per token")
+    for experts in budgets:
+        drawing.text(at(experts, low)[0], bottom + 20, f"{experts}", 12, anchor="middle")
+    for loss in (4.85, 4.9, 4.95, 5.0, 5.05):
+        y = at(1, loss)[1]
+        drawing.line(left, y, right, y, stroke_opacity=FAINT)
+        drawing.text(left - 8, y + 4, f"{loss:.2f}", 12, anchor="end")
+    sweep = []
+    for i in range(8):
+        experts, loss = (statistics.mean(losses_of("sweep", f"sweep/sweep/{i}/{name}")["dtop-p",].values()) for name in ("active_experts", "nll"))
+        sweep.append(at(experts, loss))
+    drawing.curve(sweep, BLUE)
+    trained = losses_of("budgets")
+    for name, color in (("dtop-p", BLUE), ("top-k", ORANGE)):
+        for budget in (2, 4, 8):
+            x, y = at(budget, statistics.mean(trained[name, budget].values()))
+            drawing.add("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=5, fill="none", stroke=color, stroke_width=2)
+    drawing.text(right + 12, sweep[-1][1] + 4, "one DTop-p", 13, BLUE)
+    drawing.text(right + 12, sweep[-1][1] + 20, "checkpoint (T = 4)", 13, BLUE)
+    drawing.text(right + 12, 80, "circles: trained there", 12)
+    drawing.text(right + 12, 98, "DTop-p", 13, BLUE)
+    drawing.text(right + 12, 116, "Top-k", 13, ORANGE)
+    drawing.save("budgets.svg")
 
 
 def tokens_of(name):
@@ -230,4 +309,6 @@ if __name__ == "__main__":
     draw_settling()
     draw_speed()
     draw_findings()
+    draw_routers()
+    draw_budgets()
     draw_sample()
