@@ -1,5 +1,7 @@
 #include "dtopp/study/results.h"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/files.h"
@@ -16,6 +18,11 @@ std::vector<std::string> notes_of(const TableRow& row, const std::vector<std::st
   std::vector<std::string> notes;
   for (size_t measure = 0; measure < measures.size(); ++measure) {
     const std::string& name = measures[measure];
+    if (std::ranges::none_of(*values[measure],
+                             [](const auto& of) { return of.second.diverged || of.second.value; })) {
+      notes.push_back(name + " is missing in all seeds");
+      continue;
+    }
     for (const auto& [seed, run] : *values[measure]) {
       if (run.diverged)
         notes.push_back(name + " diverged in seed " + std::to_string(seed));

@@ -139,6 +139,7 @@ TEST_F(StudyTable, leaves_blank_what_it_cannot_compute_and_says_why) {
   make(kStudy);
   set([](size_t, size_t, int64_t seed) { return static_cast<double>(seed); });
   values_[find(1, 1, 1)] = {RunValue{}};
+  for (const int64_t seed : {1, 2, 3}) values_[find(0, 1, seed)] = {RunValue{}};
   const auto document = json();
   const auto& table = document.at("table");
   EXPECT_EQ(dump_json(table[0].at("difference")), "null");
@@ -147,6 +148,7 @@ TEST_F(StudyTable, leaves_blank_what_it_cannot_compute_and_says_why) {
             R"({"half_width":0.0,"mean":0.0,"n":3,"p":null,"p_holm":null})");
   EXPECT_THAT(table[3].at("notes").dump(), HasSubstr("train/loss is missing in seed 1"));
   EXPECT_EQ(table[3].at("values").at("train/loss").at("n"), 2);
+  EXPECT_EQ(dump_json(table[2].at("notes")), R"(["train/loss is missing in all seeds"])");
 }
 
 TEST_F(StudyTable, leaves_diverged_runs_out_of_means_and_counts_them) {
