@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/data/text/unicode.h"
 
 namespace dtopp::data {
 namespace {
@@ -115,6 +116,7 @@ BytePairEncoding::BytePairEncoding(const TokenizerSpec& spec, const std::string&
     : file_(file),
       vocabulary_(spec.vocab, file),
       merges_(spec.merges.size()),
+      by_character_(spec.space_marks.has_value()),
       unk_token_(spec.unk_token),
       fuse_unk_(spec.fuse_unk),
       ignore_merges_(spec.ignore_merges) {
@@ -133,7 +135,9 @@ BytePairEncoding::BytePairEncoding(const TokenizerSpec& spec, const std::string&
   }
   for (int byte = 0; byte < 256; ++byte) {
     const char value = static_cast<char>(byte);
-    byte_ids_[byte] = vocabulary_.id(alphabet_.encode({&value, 1})).value_or(-1);
+    const std::string token =
+        by_character_ ? byte_token(static_cast<uint8_t>(byte)) : alphabet_.encode({&value, 1});
+    byte_ids_[byte] = vocabulary_.id(token).value_or(-1);
     if (byte_ids_[byte] < 0 && spec.byte_fallback)
       throw DataError(file + ": model.byte_fallback: is supported only if model.vocab holds every byte");
   }
@@ -141,19 +145,31 @@ BytePairEncoding::BytePairEncoding(const TokenizerSpec& spec, const std::string&
 
 void BytePairEncoding::encode(std::string_view word, std::vector<int32_t>& ids) const {
   if (ignore_merges_) {
-    if (const auto id = vocabulary_.id(alphabet_.encode(word))) {
+    if (const auto id = vocabulary_.id(by_character_ ? std::string(word) : alphabet_.encode(word))) {
       ids.push_back(*id);
       return;
     }
   }
   if (word.size() >= kNone) throw DataError("a word of 4 GiB or more cannot be tokenized; split the text");
   std::vector<int32_t> symbols;
-  append_symbols(word, symbols);
+  by_character_ ? append_characters(word, symbols) : append_symbols(word, symbols);
   if (symbols.size() <= kShortWord)
     merge_short(symbols);
   else
     merge_long(symbols);
   ids.insert(ids.end(), symbols.begin(), symbols.end());
+}
+
+void BytePairEncoding::append_characters(std::string_view word, std::vector<int32_t>& symbols) const {
+  for (size_t begin = 0; begin < word.size();) {
+    const std::string_view character = word.substr(begin, code_point_at(word, begin).bytes);
+    begin += character.size();
+    if (const auto id = vocabulary_.id(character)) {
+      symbols.push_back(*id);
+    } else {
+      for (const char byte : character) symbols.push_back(byte_ids_[static_cast<uint8_t>(byte)]);
+    }
+  }
 }
 
 // A byte that the vocabulary lacks becomes the unknown token. Without an unknown token it is dropped.

@@ -1,7 +1,8 @@
 // Encodes one word by byte-pair encoding.
 //
-// Each byte of the word becomes a symbol. Then the adjacent pair with the lowest merge rank is merged (the
-// leftmost of equals), until no pair has a merge.
+// Each byte of the word becomes a symbol; with marks for spaces (space_marks.h) each character, or its bytes
+// if the vocabulary lacks it. Then the adjacent pair with the lowest merge rank is merged (the leftmost of
+// equals), until no pair has a merge.
 #pragma once
 
 #include <array>
@@ -68,6 +69,7 @@ class BytePairEncoding {
   const ByteAlphabet& alphabet() const { return alphabet_; }
 
  private:
+  void append_characters(std::string_view word, std::vector<int32_t>& symbols) const;
   void append_symbols(std::string_view word, std::vector<int32_t>& symbols) const;
   void merge_short(std::vector<int32_t>& symbols) const;
   void merge_long(std::vector<int32_t>& symbols) const;
@@ -76,6 +78,7 @@ class BytePairEncoding {
   ByteAlphabet alphabet_;
   Vocabulary vocabulary_;
   MergeTable merges_;
+  bool by_character_;
   std::array<int32_t, 256> byte_ids_;  // -1 if the vocabulary lacks the byte
   std::optional<std::string> unk_token_;
   bool fuse_unk_;

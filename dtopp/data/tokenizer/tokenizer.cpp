@@ -1,9 +1,7 @@
 #include "dtopp/data/tokenizer/tokenizer.h"
 
 #include <array>
-#include <map>
 #include <mutex>
-#include <set>
 
 #include <simdjson.h>
 
@@ -11,7 +9,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/data/text/unicode.h"
-#include "dtopp/data/tokenizer/added_token_matcher.h"
+#include "dtopp/data/tokenizer/added_tokens.h"
 #include "dtopp/data/tokenizer/byte_pair_encoding.h"
 #include "dtopp/data/tokenizer/pre_tokenizer.h"
 #include "dtopp/data/tokenizer/split_pattern.h"
@@ -20,50 +18,6 @@
 
 namespace dtopp::data {
 namespace {
-
-// The added tokens, with the ids and spellings that Hugging Face assigns when it loads them.
-struct AddedTokens {
-  struct Entry {
-    AddedToken token;
-    std::string spelling;  // the decoded text: content, or its NFC form if the token is normalized
-  };
-  std::map<int32_t, Entry> by_id;
-  std::map<std::string, int32_t, std::less<>> ids;
-  std::set<std::string, std::less<>> special;
-};
-
-// Assigns ids as Hugging Face does and ignores the ids in the file. A token of the vocabulary keeps its id
-// there; the others are numbered from the vocabulary's size.
-AddedTokens assign_added_tokens(const TokenizerSpec& spec, const Vocabulary& vocabulary,
-                                const std::string& file) {
-  AddedTokens added;
-  int64_t next_id = static_cast<int64_t>(vocabulary.size());
-  for (const AddedToken& token : spec.added_tokens) {
-    if (token.content.empty()) continue;
-    const auto known = added.ids.find(token.content);
-    std::optional<int32_t> id = known != added.ids.end() ? known->second : vocabulary.id(token.content);
-    if (!id && next_id >= kMaxTokenId)
-      throw DataError(file + ": added_tokens: more than " + std::to_string(kMaxTokenId) + " tokens");
-    if (!id) id = static_cast<int32_t>(next_id++);
-    added.ids[token.content] = *id;
-    std::string storage;
-    const std::string_view spelling =
-        spec.nfc && token.normalized ? normalize_nfc(token.content, storage) : token.content;
-    added.by_id[*id] = {token, std::string(spelling)};
-    if (token.special) added.special.insert(token.content);
-  }
-  return added;
-}
-
-AddedTokenMatcher make_matcher(const AddedTokens& added, bool normalized) {
-  std::vector<AddedTokenMatcher::Pattern> patterns;
-  for (const auto& [id, entry] : added.by_id) {
-    const AddedToken& token = entry.token;
-    if (token.normalized == normalized)
-      patterns.push_back({entry.spelling, id, token.single_word, token.lstrip, token.rstrip});
-  }
-  return AddedTokenMatcher(std::move(patterns));
-}
 
 // Buffers of one encode() call, reused by later calls.
 struct Workspace {
@@ -87,12 +41,14 @@ struct Tokenizer::Impl {
         raw_matcher(make_matcher(added, false)),
         normalized_matcher(make_matcher(added, true)),
         nfc(spec.nfc),
+        space_marks(spec.space_marks),
         splits(compile_splits(spec.splits, file)),
         add_prefix_space(spec.add_prefix_space),
         use_regex(spec.use_regex),
         byte_level_decoder(spec.byte_level_decoder) {}
 
-  void encode_raw(std::string_view raw, Workspace& work, std::vector<int32_t>& ids) const;
+  void encode_raw(std::string_view raw, bool at_begin, Workspace& work, std::vector<int32_t>& ids) const;
+  void encode_marked(std::string_view piece, bool at_begin, Workspace& work, std::vector<int32_t>& ids) const;
   void encode_split(std::string_view text, std::string_view matched, size_t split, Workspace& work,
                     std::vector<int32_t>& ids) const;
   void encode_piece(std::string_view piece, Workspace& work, std::vector<int32_t>& ids) const;
@@ -108,6 +64,7 @@ struct Tokenizer::Impl {
   AddedTokenMatcher raw_matcher;
   AddedTokenMatcher normalized_matcher;
   bool nfc;
+  std::optional<SpaceMarks> space_marks;
   std::vector<SplitPattern> splits;
   bool add_prefix_space;
   bool use_regex;
@@ -137,8 +94,10 @@ void Tokenizer::Impl::return_workspace(std::unique_ptr<Workspace> workspace) con
   idle_workspaces.push_back(std::move(workspace));
 }
 
-// Normalizes text that holds no raw added token, then splits it at the normalized added tokens.
-void Tokenizer::Impl::encode_raw(std::string_view raw, Workspace& work, std::vector<int32_t>& ids) const {
+// Normalizes text that holds no raw added token, then splits it at the normalized added tokens. at_begin: the
+// text begins with it.
+void Tokenizer::Impl::encode_raw(std::string_view raw, bool at_begin, Workspace& work,
+                                 std::vector<int32_t>& ids) const {
   const std::string_view normal = nfc ? normalize_nfc(raw, work.normalized) : raw;
   const std::string_view matched = splits.empty() ? normal : replace_new_code_points(normal, work.matched);
   work.segments.clear();
@@ -146,10 +105,24 @@ void Tokenizer::Impl::encode_raw(std::string_view raw, Workspace& work, std::vec
   for (const TextSegment& segment : work.segments) {
     if (segment.id >= 0) {
       ids.push_back(segment.id);
+    } else if (space_marks) {
+      encode_marked(normal.substr(segment.begin, segment.end - segment.begin), at_begin && segment.begin == 0,
+                    work, ids);
     } else {
       const size_t bytes = segment.end - segment.begin;
       encode_split(normal.substr(segment.begin, bytes), matched.substr(segment.begin, bytes), 0, work, ids);
     }
+  }
+}
+
+void Tokenizer::Impl::encode_marked(std::string_view piece, bool at_begin, Workspace& work,
+                                    std::vector<int32_t>& ids) const {
+  mark_spaces(piece, at_begin, space_marks->first, work.prefixed);
+  const std::string_view marked = work.prefixed;
+  for (size_t begin = 0; begin < marked.size();) {
+    const size_t end = space_marks->split ? find_marked_end(marked, begin) : marked.size();
+    encode_word(marked.substr(begin, end - begin), marked.size() - begin, work.cache, ids);
+    begin = end;
   }
 }
 
@@ -221,13 +194,15 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
     if (segment.id >= 0)
       ids.push_back(segment.id);
     else
-      impl_->encode_raw(text.substr(segment.begin, segment.end - segment.begin), *work, ids);
+      impl_->encode_raw(text.substr(segment.begin, segment.end - segment.begin), segment.begin == 0, *work,
+                        ids);
   }
   impl_->return_workspace(std::move(work));
   return ids;
 }
 
 std::string Tokenizer::Impl::join(std::span<const std::string* const> tokens) const {
+  if (space_marks && space_marks->decodes) return unmark(tokens);
   std::string bytes;
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (byte_level_decoder) {
@@ -248,7 +223,9 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
       throw DataError("token id " + std::to_string(id) + " does not exist; the tokenizer has " +
                       std::to_string(vocab_size()) + " ids");
   }
-  return impl_->join(tokens);
+  std::string text = impl_->join(tokens);
+  if (impl_->space_marks && impl_->space_marks->strips_first && text.starts_with(' ')) text.erase(0, 1);
+  return text;
 }
 
 std::string Tokenizer::decode_generated(std::span<const int32_t> ids) const {
@@ -264,6 +241,7 @@ int64_t Tokenizer::text_bytes(int32_t id) const {
   const std::string* token = impl_->spelling(id);
   if (token == nullptr || impl_->added.special.contains(*token)) return 0;
   std::string bytes;
+  if (impl_->space_marks && impl_->space_marks->decodes) return marked_bytes(*token);
   if (!impl_->byte_level_decoder) return static_cast<int64_t>(token->size());
   impl_->model.alphabet().append_bytes(bytes, *token);
   return static_cast<int64_t>(bytes.size());

@@ -1,8 +1,10 @@
-// Encodes and decodes text with the byte-level BPE of a Hugging Face tokenizer.json.
+// Encodes and decodes text with the BPE of a Hugging Face tokenizer.json.
 //
-// It supports an optional NFC normalizer, Split and Digits pre-tokenizers before ByteLevel, the BPE model and
-// added tokens. encode() returns the ids that Hugging Face `tokenizers` returns with
-// add_special_tokens=False: a post-processor that adds a token at the beginning is ignored.
+// It supports byte-level BPE: an optional NFC normalizer, Split and Digits pre-tokenizers before ByteLevel,
+// the BPE model and added tokens. It supports also SentencePiece's BPE, as Llama 2 and Mixtral have it:
+// spaces are written as marks (space_marks.h), and unknown characters as bytes. encode() returns the ids that
+// Hugging Face `tokenizers` returns with add_special_tokens=False: a post-processor that adds a token at the
+// beginning is ignored.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +32,7 @@ class Tokenizer {
   // becomes U+FFFD, as in Hugging Face. Throws DataError if an id does not exist.
   std::string decode(std::span<const int32_t> ids) const;
   // Returns the text of ids that a model generated. Special tokens and ids that do not exist are skipped; a
-  // model's vocabulary is often padded.
+  // model's vocabulary is often padded. A space at the begin is kept, because the ids continue a text.
   std::string decode_generated(std::span<const int32_t> ids) const;
 
   // Returns the bytes that the id adds to a text; 0 for special tokens and for ids that do not exist.

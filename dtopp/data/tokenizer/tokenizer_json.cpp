@@ -2,88 +2,53 @@
 
 #include <cctype>
 
-#include <simdjson.h>
-
 #include "dtopp/base/errors.h"
+#include "dtopp/data/tokenizer/field_reader.h"
 #include "dtopp/data/tokenizer/pre_tokenizer.h"
 #include "dtopp/data/tokenizer/vocabulary.h"
 
 namespace dtopp::data {
 namespace {
 
-using simdjson::dom::element;
+void require_text(const FieldReader& read, const element& part, const std::string& field, const char* key,
+                  std::string_view wanted) {
+  const auto value = read.find(part, key);
+  const std::string name = field + "." + key;
+  if (!value || read.text(*value, name) != wanted) read.fail(name, "must be " + quote(wanted));
+}
 
-// Reads the fields of one file. Every error names the file and the field.
-class FieldReader {
- public:
-  explicit FieldReader(const std::string& file) : file_(file) {}
-
-  [[noreturn]] void fail(const std::string& field, const std::string& cause) const {
-    throw DataError(file_ + ": " + field + ": " + cause);
-  }
-
-  // Returns the field, or nullopt if it is missing or null.
-  std::optional<element> find(const element& object, const char* key) const {
-    element value;
-    if (object.at_key(key).get(value) != simdjson::SUCCESS || value.is_null()) return std::nullopt;
-    return value;
-  }
-
-  template <class T>
-  T get(const element& value, const std::string& field, const char* expected) const {
-    T result;
-    if (value.get(result) != simdjson::SUCCESS) fail(field, std::string("must be ") + expected);
-    return result;
-  }
-
-  std::string text(const element& value, const std::string& field) const {
-    return std::string(get<std::string_view>(value, field, "a string"));
-  }
-
-  // Returns a boolean field. A missing field yields `fallback`; without a fallback the field is required.
-  bool flag(const element& object, const std::string& field, const char* key,
-            std::optional<bool> fallback = std::nullopt) const {
-    const auto value = find(object, key);
-    const std::string path = field + "." + key;
-    if (value) return get<bool>(*value, path, "true or false");
-    if (!fallback) fail(path, "is missing");
-    return *fallback;
-  }
-
-  std::string type(const element& object, const std::string& field) const {
-    if (!object.is_object()) fail(field, "must be an object");
-    const auto value = find(object, "type");
-    if (!value) fail(field + ".type", "is missing");
-    return text(*value, field + ".type");
-  }
-
- private:
-  const std::string& file_;
-};
-
-// Calls visit(part, field) for a single part, or for each part of a (nested) Sequence that lists its parts
-// under `list`.
-template <class Visit>
-void visit_parts(const FieldReader& read, const element& object, const std::string& field, const char* list,
-                 const Visit& visit) {
-  if (read.type(object, field) != "Sequence") return visit(object, field);
-  const auto parts = read.find(object, list);
-  if (!parts) read.fail(field + "." + list, "is missing");
-  size_t index = 0;
-  for (const element part : read.get<simdjson::dom::array>(*parts, field + "." + list, "an array")) {
-    visit_parts(read, part, field + "." + list + "[" + std::to_string(index++) + "]", list, visit);
-  }
+// Requires a Replace of the text `from` by `to`.
+void require_replacement(const FieldReader& read, const element& part, const std::string& field,
+                         std::string_view from, std::string_view to) {
+  const auto pattern = read.find(part, "pattern");
+  if (!pattern || !pattern->is_object()) read.fail(field + ".pattern", "must be an object");
+  require_text(read, *pattern, field + ".pattern", "String", from);
+  require_text(read, part, field, "content", to);
 }
 
 void read_normalizer(const FieldReader& read, const element& root, TokenizerSpec& spec) {
   const auto normalizer = read.find(root, "normalizer");
   if (!normalizer) return;
+  bool prepends = false;
   visit_parts(read, *normalizer, "normalizer", "normalizers",
               [&](const element& part, const std::string& field) {
                 const std::string type = read.type(part, field);
-                if (type != "NFC") read.fail(field, quote(type) + " is not supported; only NFC or null is");
-                spec.nfc = true;
+                if (type == "NFC") {
+                  spec.nfc = true;
+                } else if (type == "Prepend") {
+                  require_text(read, part, field, "prepend", kSpaceMark);
+                  prepends = true;
+                } else if (type == "Replace") {
+                  require_replacement(read, part, field, " ", kSpaceMark);
+                  spec.space_marks.emplace();
+                } else {
+                  read.fail(field, quote(type) + " is not supported; only NFC, Prepend, Replace or null is");
+                }
               });
+  if (spec.space_marks && spec.nfc) read.fail("normalizer", "must be NFC or Replace, not both");
+  if (!prepends) return;
+  if (!spec.space_marks) read.fail("normalizer", "has Prepend without Replace");
+  spec.space_marks->first = FirstMark::kAll;
 }
 
 SplitSpec read_split(const FieldReader& read, const element& part, const std::string& field) {
@@ -110,10 +75,43 @@ SplitSpec read_split(const FieldReader& read, const element& part, const std::st
   return split;
 }
 
-// Reads any number of Split and Digits, then ByteLevel.
+SpaceMarks read_metaspace(const FieldReader& read, const element& part) {
+  const std::string field = "pre_tokenizer";
+  require_text(read, part, field, "replacement", kSpaceMark);
+  const auto scheme = read.find(part, "prepend_scheme");
+  const std::string name = scheme ? read.text(*scheme, field + ".prepend_scheme") : "always";
+  SpaceMarks marks;
+  if (name == "always")
+    marks.first = FirstMark::kUnmarked;
+  else if (name == "first")
+    marks.first = FirstMark::kUnmarkedAtBegin;
+  else if (name != "never")
+    read.fail(field + ".prepend_scheme", "must be always, first or never");
+  if (marks.first != FirstMark::kNone && !read.flag(part, field, "add_prefix_space", true))
+    read.fail(field + ".add_prefix_space", "contradicts prepend_scheme");
+  marks.split = read.flag(part, field, "split", true);
+  return marks;
+}
+
+// Reads the marks of the normalizer, which has no pre-tokenizer, or those of Metaspace. Returns false if
+// there are none.
+bool read_space_marks(const FieldReader& read, const std::optional<element>& pre_tokenizer,
+                      TokenizerSpec& spec) {
+  const bool is_metaspace = pre_tokenizer && read.type(*pre_tokenizer, "pre_tokenizer") == "Metaspace";
+  if (!spec.space_marks && !is_metaspace) return false;
+  if (spec.space_marks && pre_tokenizer)
+    read.fail("pre_tokenizer", "must be null, because the normalizer writes spaces as marks");
+  if (is_metaspace && spec.nfc) read.fail("normalizer", "must be null with Metaspace");
+  if (is_metaspace) spec.space_marks = read_metaspace(read, *pre_tokenizer);
+  spec.use_regex = false;
+  return true;
+}
+
+// Reads any number of Split and Digits, then ByteLevel; or marks for spaces.
 void read_pre_tokenizer(const FieldReader& read, const element& root, TokenizerSpec& spec) {
   constexpr const char* kSupported = "; the last must be ByteLevel, and Split or Digits may precede it";
   const auto pre_tokenizer = read.find(root, "pre_tokenizer");
+  if (read_space_marks(read, pre_tokenizer, spec)) return;
   if (!pre_tokenizer) read.fail("pre_tokenizer", std::string("is missing") + kSupported);
   bool complete = false;
   const auto read_part = [&](const element& part, const std::string& field) {
@@ -142,9 +140,28 @@ void read_pre_tokenizer(const FieldReader& read, const element& root, TokenizerS
   }
 }
 
+// Reads Replace, ByteFallback, Fuse and optionally Strip.
+void read_marks_decoder(const FieldReader& read, const element& decoder, SpaceMarks& marks) {
+  std::string types;
+  visit_parts(read, decoder, "decoder", "decoders", [&](const element& part, const std::string& field) {
+    const std::string type = read.type(part, field);
+    types += type + " ";
+    if (type == "Replace") require_replacement(read, part, field, kSpaceMark, " ");
+    if (type != "Strip") return;
+    require_text(read, part, field, "content", " ");
+    if (read.count(part, field, "start") != 1 || read.count(part, field, "stop") != 0)
+      read.fail(field, "must have start 1 and stop 0");
+  });
+  marks.decodes = true;
+  marks.strips_first = types == "Replace ByteFallback Fuse Strip ";
+  if (!marks.strips_first && types != "Replace ByteFallback Fuse ")
+    read.fail("decoder", "must be Replace, ByteFallback, Fuse and optionally Strip, is " + quote(types));
+}
+
 void read_decoder(const FieldReader& read, const element& root, TokenizerSpec& spec) {
   const auto decoder = read.find(root, "decoder");
   if (!decoder) return;
+  if (spec.space_marks) return read_marks_decoder(read, *decoder, *spec.space_marks);
   visit_parts(read, *decoder, "decoder", "decoders", [&](const element& part, const std::string& field) {
     const std::string type = read.type(part, field);
     if (type != "ByteLevel" || spec.byte_level_decoder)
@@ -226,6 +243,8 @@ void read_model(const FieldReader& read, const element& root, TokenizerSpec& spe
   if (const auto unk = read.find(*model, "unk_token")) spec.unk_token = read.text(*unk, "model.unk_token");
   spec.fuse_unk = read.flag(*model, "model", "fuse_unk", false);
   spec.byte_fallback = read.flag(*model, "model", "byte_fallback", false);
+  if (spec.space_marks && !spec.byte_fallback)
+    read.fail("model.byte_fallback", "must be true without ByteLevel");
   spec.ignore_merges = read.flag(*model, "model", "ignore_merges", false);
   read_vocab(read, *model, spec);
   read_merges(read, *model, spec);
@@ -248,6 +267,8 @@ void read_added_tokens(const FieldReader& read, const element& root, TokenizerSp
     added.lstrip = read.flag(token, field, "lstrip");
     added.rstrip = read.flag(token, field, "rstrip");
     added.normalized = read.flag(token, field, "normalized");
+    if (added.normalized && spec.space_marks && read.find(root, "normalizer"))
+      read.fail(field + ".normalized", "must be false, because the normalizer writes spaces as marks");
     added.special = read.flag(token, field, "special");
     spec.added_tokens.push_back(std::move(added));
   }

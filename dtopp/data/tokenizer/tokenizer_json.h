@@ -1,4 +1,5 @@
-// Parses the parts of a Hugging Face tokenizer.json that byte-level BPE needs.
+// Parses the parts of a Hugging Face tokenizer.json that BPE needs: byte-level, or of characters with marks
+// for spaces and tokens for bytes, as SentencePiece has it.
 //
 // A component that would change ids and is not supported is a DataError. Truncation, padding and the
 // post-processor are ignored: ids are those of add_special_tokens=False.
@@ -11,6 +12,8 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "dtopp/data/tokenizer/space_marks.h"
 
 namespace dtopp::data {
 
@@ -43,7 +46,8 @@ struct SplitSpec {
 
 struct TokenizerSpec {
   bool nfc = false;
-  std::vector<SplitSpec> splits;  // each divides the pieces of the one before it
+  std::optional<SpaceMarks> space_marks;  // in place of ByteLevel and its fields
+  std::vector<SplitSpec> splits;          // each divides the pieces of the one before it
   bool add_prefix_space = false;
   bool use_regex = true;            // divide by GPT-2's pattern (pre_tokenizer.h)
   bool byte_level_decoder = false;  // false: decoding joins tokens with spaces

@@ -12,6 +12,7 @@ from huggingface_folder import LOADED, keep_modules_in, load, to_hf
 from language_program import Program
 from refusal import assert_refused
 from safetensors.torch import load_file, save_file
+from tokenize_lines import marked_file, tokenize
 
 BOUND = 1e-5  # of the largest logit
 
@@ -136,6 +137,19 @@ def test_experts_in_one_tensor_are_read_too(case, tmp_path):
     done = tiny_run.dtopp("convert", "from-hf", tmp_path / "own", tmp_path / "here")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "here/model.safetensors").read_bytes() == (case.checkpoint / "model.safetensors").read_bytes()
+
+
+def test_its_tokenizer_with_marks_for_spaces_comes_along(tmp_path, dtopp_binary):
+    random_model(changed(MIXTRAL, vocab_size=300), tmp_path / "own")
+    (tmp_path / "own/tokenizer.json").write_text(json.dumps(marked_file()))
+    done = tiny_run.dtopp("convert", "from-hf", tmp_path / "own", tmp_path / "here")
+    assert done.returncode == 0, done.stderr
+    done = tiny_run.dtopp("generate", tmp_path / "here", "--prompt", "a a", "--temperature", 0, "--max-tokens", 4)
+    assert done.returncode == 0, done.stderr
+    theirs = transformers.AutoTokenizer.from_pretrained(to_hf(tmp_path / "here", tmp_path / "back", "--as", "mixtral"))
+    lines = ["", " ", "a a", "  aa a", "é</s> a", "\u2581a"]
+    assert [theirs(line)["input_ids"] for line in lines] == tokenize(tmp_path / "here/tokenizer.json", lines)
+    assert theirs.eos_token == "</s>"
 
 
 UNFIT = [

@@ -5,7 +5,7 @@ import json
 import pytest
 from needs import needs_program
 from refusal import assert_refused
-from tokenize_lines import SHIPPED, small_file, tokenize
+from tokenize_lines import SHIPPED, marked_file, small_file, tokenize
 
 pytestmark = needs_program
 
@@ -66,6 +66,46 @@ def test_damaged_or_foreign_files_are_refused_by_name(tmp_path, change, named):
     file = small_file()
     change(file)
     path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(file))
+    assert_refused(tokenize(path, b"x\n", check=False), 3, [path, named])
+
+
+METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+
+
+def set_metaspace(**options):
+    def apply(file):
+        file["normalizer"], file["pre_tokenizer"] = None, METASPACE | options
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        (damage(["normalizer", "normalizers", 0, "prepend"], "x"), "normalizer.normalizers[0].prepend"),
+        (damage(["normalizer", "normalizers", 1, "content"], "_"), "normalizer.normalizers[1].content"),
+        (damage(["normalizer", "normalizers", 1, "pattern"], {"Regex": " "}), "normalizer.normalizers[1].pattern.String"),
+        (lambda file: file["normalizer"]["normalizers"].append({"type": "NFC"}), "normalizer"),
+        (lambda file: file["normalizer"]["normalizers"].pop(), "normalizer"),
+        (damage(["pre_tokenizer"], METASPACE), "pre_tokenizer"),
+        (set_metaspace(replacement="_"), "pre_tokenizer.replacement"),
+        (set_metaspace(prepend_scheme="often"), "pre_tokenizer.prepend_scheme"),
+        (set_metaspace(add_prefix_space=False), "pre_tokenizer.add_prefix_space"),
+        (lambda file: (set_metaspace()(file), file.update(normalizer={"type": "NFC"})), "normalizer"),
+        (damage(["decoder", "decoders", 3, "start"], 2), "decoder.decoders[3]"),
+        (lambda file: file["decoder"]["decoders"].pop(1), "decoder"),
+        (damage(["model", "byte_fallback"], False), "model.byte_fallback"),
+        (lambda file: file["model"]["vocab"].pop("<0x41>"), "model.byte_fallback"),
+        (damage(["added_tokens", 0, "normalized"], True), "added_tokens[0].normalized"),
+    ],
+)
+def test_marks_for_spaces_that_are_not_supported_are_refused_by_name(tmp_path, change, named):
+    file = marked_file()
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(file))
+    assert tokenize(path, ["a a\u00e9"]) == [[259, 259, 196, 170]]
+    change(file)
     path.write_text(json.dumps(file))
     assert_refused(tokenize(path, b"x\n", check=False), 3, [path, named])
 

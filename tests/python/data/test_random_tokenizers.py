@@ -70,10 +70,48 @@ def random_tokenizer(draw):
     return tokenizer, contents + ["<|endoftext|>"]
 
 
+MARK = "\u2581"
+
+
+def marked_parts(draw):
+    """The parts of SentencePiece's form: normalizer, pre-tokenizer and decoder."""
+    steps = [{"type": "Replace", "pattern": {"String": " "}, "content": MARK}]
+    if draw.random() < 0.7:
+        steps.insert(0, {"type": "Prepend", "prepend": MARK})
+    in_normalizer = {"normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": None}
+    scheme = draw.choice(["always", "first", "never"])
+    in_pre_tokenizer = {"normalizer": None, "pre_tokenizer": {
+        "type": "Metaspace", "replacement": MARK, "prepend_scheme": scheme, "split": draw.random() < 0.5}}
+    decoders = [{"type": "Replace", "pattern": {"String": MARK}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    if draw.random() < 0.7:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    decoder = {"type": "Sequence", "decoders": decoders} if draw.random() < 0.8 else None
+    return draw.choice([in_normalizer, in_pre_tokenizer]) | {"decoder": decoder}
+
+
+def random_marked_tokenizer(draw):
+    """The same for a tokenizer of SentencePiece's form: marks for spaces, and bytes for unknown characters."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(split=draw.random() < 0.5)
+    corpus = [" ".join(word(draw) for _ in range(draw.choice([2, 20]))) for _ in range(60)]
+    trained.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=draw.choice([100, 300, 500]), limit_alphabet=80, show_progress=False))
+    file = json.loads(trained.to_str())
+    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)] + sorted(file["model"]["vocab"], key=file["model"]["vocab"].get)
+    file["model"] |= {"vocab": {token: n for n, token in enumerate(tokens)}, "byte_fallback": True, "unk_token": "<unk>", "fuse_unk": True,
+                      "ignore_merges": draw.random() < 0.3}
+    file |= marked_parts(draw)
+    reference = Tokenizer.from_str(json.dumps(file))
+    contents = ["<s>", "</s>", *sorted({draw.choice(["ab", word(draw), f"<{word(draw)}>"]) for _ in range(draw.choice([0, 3]))})]
+    reference.add_tokens([AddedToken(content, normalized=file["normalizer"] is None and draw.random() < 0.3, special=content in tokens[:3],
+                                     **{flag: draw.random() < 0.2 for flag in ("single_word", "lstrip", "rstrip")}) for content in contents])
+    return reference, contents + [MARK, "<0x41>", f"{MARK}{MARK}"]
+
+
 @pytest.mark.parametrize("seed", range(CASES))
-def test_ids_and_texts_are_those_of_hugging_face(tmp_path, seed):
+@pytest.mark.parametrize("make", [random_tokenizer, random_marked_tokenizer])
+def test_ids_and_texts_are_those_of_hugging_face(tmp_path, make, seed):
     draw = random.Random(seed)
-    reference, tokens = random_tokenizer(draw)
+    reference, tokens = make(draw)
     path = tmp_path / "tokenizer.json"
     path.write_text(reference.to_str())
     lines = [text(draw, tokens) for _ in range(300)]
