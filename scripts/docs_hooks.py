@@ -12,6 +12,7 @@ PROGRAM = ROOT / "build/release/bin/dtopp"
 PYTHON = """\
 # The Python package, name by name
 
+::: dtopp.load
 ::: dtopp.MoE
 ::: dtopp.Gate
 ::: dtopp.Router

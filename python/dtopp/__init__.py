@@ -1,4 +1,5 @@
-"""Mixture-of-Experts layers whose tokens choose how many experts they use, within a fixed budget (DTop-p).
+"""Mixture-of-Experts layers whose tokens choose how many experts they use, within a fixed budget (DTop-p), and the models that
+`dtopp train` makes of them.
 
 Importing this package does not import torch until one of its names is used.
 """
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dtopp import functional as functional
     from dtopp.bias_routers import DTopPBias as DTopPBias, TopKBias as TopKBias
+    from dtopp.checkpoints import load as load
     from dtopp.functional import Routing as Routing
     from dtopp.layers import Experts as Experts, Gate as Gate, MoE as MoE, set_loss_scale as set_loss_scale
     from dtopp.router_updater import RouterUpdater as RouterUpdater
@@ -36,10 +38,12 @@ _HOMES = {
     "TopK": "routers",
     "TopKBias": "bias_routers",
     "TopP": "routers",
+    "load": "checkpoints",
     "set_loss_scale": "layers",
 }
 __all__ = ["DTopP", "DTopPBias", "ExpertThreshold", "Experts", "Gate", "MoE", "Relu", "Router", "RouterInput", "RouterUpdater",
-           "Routing", "StepCounts", "ThresholdController", "TopK", "TopKBias", "TopP", "functional", "set_loss_scale"]
+           "Routing", "StepCounts", "ThresholdController", "TopK", "TopKBias", "TopP", "functional",
+           "load", "set_loss_scale"]
 
 
 def __getattr__(name: str) -> Any:

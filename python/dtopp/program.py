@@ -30,16 +30,21 @@ def find_torch() -> pathlib.Path:
     return pathlib.Path(spec.origin).parent
 
 
+def library_path() -> str:
+    """LD_LIBRARY_PATH for the program, with the torch of this Python."""
+    torch = find_torch()
+    others = os.environ.get("LD_LIBRARY_PATH")
+    return f"{torch}/lib" + (f":{others}" if others else "")
+
+
 def main() -> NoReturn:
     if not PROGRAM.is_file():
         print("dtopp: this package has the PyTorch layer alone: install the wheel for Linux and x86-64", file=sys.stderr)
         sys.exit(2)
-    torch = find_torch()
     # The program looks beside its own package. A torch elsewhere (the system's, for a virtual environment
     # with access to the system's packages) has to be named.
-    if torch.resolve() != (PROGRAM.parents[2] / "torch").resolve():
-        others = os.environ.get("LD_LIBRARY_PATH")
-        os.environ["LD_LIBRARY_PATH"] = f"{torch}/lib" + (f":{others}" if others else "")
+    if find_torch().resolve() != (PROGRAM.parents[2] / "torch").resolve():
+        os.environ["LD_LIBRARY_PATH"] = library_path()
     os.execv(PROGRAM, ["dtopp", *sys.argv[1:]])
 
 
