@@ -232,16 +232,17 @@ class MoE(nn.Module):
     """A Mixture-of-Experts feed-forward layer: y = sum over the selected experts of gate_e E_e(x).
 
     Arguments and errors are those of Gate (`gate`) and Experts (`experts`). With shared_experts above 0, y also
-    has the output of one FFN of that many times ffn_hidden_size (`shared_experts`). The state_dict holds
-    gate.weight [E, D], gate.scale [1] (if dynamic), experts.gate_up_proj [E, 2F, D], experts.down_proj [E, D, F]
-    and the parameters of FeedForward under `shared_experts.`. These are the names of a dtopp checkpoint below
-    `mlp.`, which load_state_dict accepts.
+    has the output of one FFN of that many times ffn_hidden_size (`shared_experts`), with shared_gate times
+    sigmoid(w x). The state_dict holds gate.weight [E, D], gate.scale [1] (if dynamic),
+    experts.gate_up_proj [E, 2F, D], experts.down_proj [E, D, F], the parameters of FeedForward under
+    `shared_experts.`, and shared_gate.weight [1, D]. These are the names of a dtopp checkpoint below `mlp.`,
+    which load_state_dict accepts.
     """
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, num_experts: int, *, router: RouterName | Router = "dtop_p",
-                 shared_experts: int = 0, target_experts: float = 8, threshold: float = 0.25,
-                 normalization: Normalization = "dynamic",
-                 renormalize: bool = True, max_experts: int = 0, load_balance: float = 1e-4,
+                 shared_experts: int = 0, shared_gate: bool = False, target_experts: float = 8,
+                 threshold: float = 0.25, normalization: Normalization = "dynamic", renormalize: bool = True,
+                 max_experts: int = 0, load_balance: float = 1e-4,
                  dynamic: float = 1e-3, router_z: float = 0.0, device: torch.device | str | None = None,
                  dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -254,6 +255,10 @@ class MoE(nn.Module):
                 f"shared_experts of at least 0, got {shared_experts}")
         self.shared_experts = None if shared_experts == 0 else FeedForward(
             hidden_size, shared_experts * ffn_hidden_size, device=device, dtype=dtype)
+        _expect(not shared_gate or shared_experts > 0, "shared_experts above 0 with shared_gate")
+        self.shared_gate = nn.Linear(hidden_size, 1, bias=False, device=device, dtype=dtype) if shared_gate else None
+        if self.shared_gate is not None:
+            _draw(self.shared_gate.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps x [..., D] to y [..., D]; every vector of D numbers is a token."""
@@ -261,7 +266,8 @@ class MoE(nn.Module):
         routing: Routing = self.gate(x_TD)
         y_TD: Tensor = self.experts(x_TD, routing.gates_TE)
         if self.shared_experts is not None:
-            y_TD = y_TD + self.shared_experts(x_TD)
+            shared_TD: Tensor = self.shared_experts(x_TD)
+            y_TD = y_TD + (shared_TD if self.shared_gate is None else self.shared_gate(x_TD).sigmoid() * shared_TD)
         return y_TD.reshape(x.shape)
 
 

@@ -38,17 +38,20 @@ def test_layer_and_its_gradients_match_double_precision(both_forms, name):
         close(grad, expect, y.dtype)
 
 
-def test_shared_experts_add_one_ffn_for_every_token(both_forms):
+@pytest.mark.parametrize("shared_gate", [False, True])
+def test_shared_experts_add_one_ffn_for_every_token(both_forms, shared_gate):
     torch.manual_seed(1)
-    moe, x = dtopp.MoE(16, 8, 6, shared_experts=2, target_experts=2).eval(), torch.randn(3, 7, 16)
+    moe, x = dtopp.MoE(16, 8, 6, shared_experts=2, shared_gate=shared_gate, target_experts=2).eval(), torch.randn(3, 7, 16)
     assert moe.shared_experts.gate_up_proj.weight.shape == (32, 16) and moe.shared_experts.down_proj.weight.shape == (16, 16)
     alone = dtopp.MoE(16, 8, 6, target_experts=2).eval()
     alone.load_state_dict({name: tensor for name, tensor in moe.state_dict().items() if "shared" not in name})
     gate, up = (x @ moe.shared_experts.gate_up_proj.weight.T).chunk(2, -1)
     shared = (torch.nn.functional.silu(gate) * up) @ moe.shared_experts.down_proj.weight.T
+    if shared_gate:
+        shared = shared / (1 + (-(x @ moe.shared_gate.weight.T)).exp())
     torch.testing.assert_close(moe(x), alone(x) + shared)
     with pytest.raises(ValueError, match="shared_experts"):
-        dtopp.MoE(16, 8, 6, shared_experts=-1, target_experts=2)
+        dtopp.MoE(16, 8, 6, shared_experts=0 if shared_gate else -1, shared_gate=shared_gate, target_experts=2)
 
 
 def test_losses_enter_in_training_alone_and_with_their_scale(both_forms):
