@@ -6,6 +6,7 @@
 #include "cli/inference.h"
 #include "cli/option_checks.h"
 #include "cli/verbs.h"
+#include "dtopp/convert/convert_gguf.h"
 #include "dtopp/convert/convert_huggingface.h"
 #include "dtopp/convert/convert_lm_eval.h"
 
@@ -52,6 +53,21 @@ void add_from_hf(CLI::App& convert) {
   });
 }
 
+void add_to_gguf(CLI::App& convert) {
+  auto options = std::make_shared<ConvertOptions>();
+  CLI::App* verb = convert.add_subcommand(
+      "to-gguf", "Convert a Top-k language model's checkpoint to a file for llama.cpp, in fp32");
+  verb->add_option("checkpoint", options->from.checkpoint,
+                   "checkpoint, or run directory (its newest checkpoint is used)")
+      ->required();
+  verb->add_option("file", options->folder, "new file to write, e.g. model.gguf")->required();
+  verb->callback([options] {
+    convert::convert_to_gguf(open_named_checkpoint(options->from, config::ModelType::kLanguageModel),
+                             options->folder);
+    std::printf("%s\n", options->folder.c_str());
+  });
+}
+
 void add_lm_eval(CLI::App& convert) {
   struct Paths {
     std::string folder, data;
@@ -76,6 +92,7 @@ void add_convert(CLI::App& app) {
   verb->require_subcommand(1);
   add_to_hf(*verb);
   add_from_hf(*verb);
+  add_to_gguf(*verb);
   add_lm_eval(*verb);
 }
 

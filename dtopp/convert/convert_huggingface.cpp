@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "dtopp/base/enum_name.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
@@ -81,7 +82,7 @@ void convert_to_huggingface(const checkpoint::Checkpoint& checkpoint, const fs::
       config.routing, std::max<int64_t>(checkpoint.state().step - 1, 0), config.training.steps);
   config.routing.schedule.clear();
   config.routing.schedule_at.clear();
-  require_fitting(config, as);
+  require_fitting(config, as, "--as " + enum_name(as));
   const std::optional<EndOfText> end = end_of_text(checkpoint);
   const auto end_id = end ? std::optional(end->id) : std::nullopt;
   const HuggingFaceRouter router = to_huggingface_router(checkpoint, config);

@@ -124,10 +124,11 @@ ordered_json dtopp_class(const config::RunConfig& config, const RouterNumbers& r
 }
 
 // Requires what the classes that transformers includes have in common, and what each of them has.
-void require_transformers_family(const config::RunConfig& config, HuggingFaceClass as) {
+void require_transformers_family(const config::RunConfig& config, HuggingFaceClass as,
+                                 const std::string& name) {
   using enum HuggingFaceClass;
   const auto require = [&](bool fits, const char* key, const std::string& value) {
-    if (!fits) throw UsageError("--as " + enum_name(as) + ": " + key + " must be " + value);
+    if (!fits) throw UsageError(name + ": " + key + " must be " + value);
   };
   const config::ModelConfig& model = config.model;
   const config::RoutingConfig& routing = config.routing;
@@ -151,8 +152,8 @@ void require_transformers_family(const config::RunConfig& config, HuggingFaceCla
 
 }  // namespace
 
-void require_fitting(const config::RunConfig& config, HuggingFaceClass as) {
-  if (as != HuggingFaceClass::kDtopp) return require_transformers_family(config, as);
+void require_fitting(const config::RunConfig& config, HuggingFaceClass as, const std::string& name) {
+  if (as != HuggingFaceClass::kDtopp) return require_transformers_family(config, as, name);
   if (config.model.attention_window > 0)
     throw UsageError("model.attention_window: dtopp's class attends to all earlier tokens; it must be 0");
 }

@@ -12,8 +12,8 @@
 
 namespace dtopp::convert {
 
-// Throws UsageError that names the key if the class cannot represent the model.
-void require_fitting(const config::RunConfig& config, HuggingFaceClass as);
+// Throws UsageError that names the key, after `name`, if the class cannot represent the model.
+void require_fitting(const config::RunConfig& config, HuggingFaceClass as, const std::string& name);
 
 // The router's state that config.json holds. Its tensors are in the weights' files (huggingface_router.h).
 struct RouterNumbers {
