@@ -49,6 +49,7 @@ int run(int argc, char** argv) {
   dtopp::cli::add_replay(app);
   dtopp::cli::add_evaluate(app);
   dtopp::cli::add_generate(app);
+  dtopp::cli::add_serve(app);
   dtopp::cli::add_sample(app);
   dtopp::cli::add_plan(app);
   dtopp::cli::add_study(app);

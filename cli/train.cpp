@@ -15,6 +15,7 @@
 #include "dtopp/device/device.h"
 #include "dtopp/eval/in_training/probes.h"
 #include "dtopp/eval/in_training/training_grids.h"
+#include "dtopp/models/registry/make_model.h"
 #include "dtopp/train/rank_checks.h"
 #include "dtopp/train/run.h"
 

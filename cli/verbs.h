@@ -19,6 +19,7 @@ void add_plan(CLI::App& app);
 void add_report(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_generate(CLI::App& app);
+void add_serve(CLI::App& app);
 void add_sample(CLI::App& app);
 void add_study(CLI::App& app);
 

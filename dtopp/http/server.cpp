@@ -236,7 +236,10 @@ void Connections::stop() {
 
 tcp::acceptor listen_on(asio::io_context& context, const std::string& address, uint16_t port,
                         const std::string& option) try {
-  return {context, tcp::endpoint(asio::ip::make_address(address), port)};
+  error_code error;
+  const asio::ip::address parsed = asio::ip::make_address(address, error);
+  if (error) throw UsageError("address " + address + ": is not an IP address, such as 127.0.0.1");
+  return {context, tcp::endpoint(parsed, port)};
 } catch (const boost::system::system_error& error) {
   throw UsageError(option + ": port " + std::to_string(port) + " of " + address +
                    " cannot be opened: " + error.code().message() + "; use another one");

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/stop_scope.h"
 #include "dtopp/models/solve_thresholds.h"
 #include "dtopp/ops/core/host_copy.h"
 
@@ -37,6 +38,7 @@ moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tok
   return models::solve_thresholds(
       model.config, {target}, model.device(),
       [&](const moe::Routing& routing) {
+        end_if_stopped();
         return mean_experts(models::hidden_states(model.model, tokens, routing).routing);
       },
       model.routing);

@@ -20,7 +20,7 @@ void require_target(const config::RunConfig& config, double target);
 // share one p, and the mean over layers meets the target.
 //
 // Shapes:     tokens_BL int64 [B, L]
-// Throws:     UsageError, as require_target
+// Throws:     UsageError, as require_target; StoppedEarly within a StopScope
 // Collective: if `model.routing.ranks` is set, every rank, with the same result
 moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target);
 

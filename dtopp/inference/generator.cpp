@@ -213,13 +213,15 @@ std::vector<int32_t> Generation::choose(const at::Tensor& x_ND, std::span<Sequen
   }
   if (!sampled.empty()) {
     const at::Tensor logits = ops::linear(rows(sampled), head_VD).to(at::kFloat).cpu();
-    for (size_t i = 0; i < sampled.size(); ++i) {
-      const Sequence& sequence = *sequences[sampled[i]];
-      const SamplingOptions& options = sequence.input.sampling;
-      const RandomStream stream(options.seed, "generation " + std::to_string(sequence.input.index));
-      ids[sampled[i]] = sample_token(logits[static_cast<int64_t>(i)], options.temperature, options.top_p,
-                                     stream.uniform(static_cast<uint64_t>(sequence.generated)));
-    }
+    at::parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const Sequence& sequence = *sequences[sampled[i]];
+        const SamplingOptions& options = sequence.input.sampling;
+        const RandomStream stream(options.seed, "generation " + std::to_string(sequence.input.index));
+        ids[sampled[i]] = sample_token(logits[i], options.temperature, options.top_p,
+                                       stream.uniform(static_cast<uint64_t>(sequence.generated)));
+      }
+    });
   }
   return ids;
 }

@@ -136,6 +136,9 @@ TEST(Generation, a_sequence_does_not_depend_on_the_others_in_other_models) {
   config::RunConfig config = eval::tiny_config(config::ThresholdScope::kLayer);
   config.model.norm = config::NormType::kRms;
   config.model.shared_experts = 2;
+  config.model.shared_gate = true;
+  config.model.qk_norm = config::QkNorm::kHead;
+  config.model.qkv_bias = true;
   expect_no_influence(routed(config));
   config.model.attend_across_documents = false;
   config.model.attention_window = 16;

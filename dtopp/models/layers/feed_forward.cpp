@@ -1,5 +1,6 @@
 #include "dtopp/models/layers/feed_forward.h"
 
+#include <algorithm>
 #include <string>
 
 #include <ATen/record_function.h>
@@ -11,17 +12,41 @@ namespace dtopp::models {
 
 namespace {
 
+constexpr int64_t kNumbersPerThread = 32768;
+
+// libtorch computes most numbers with vectors, and the last ones of a thread's part one by one. Their last
+// bits differ. With `token_by_token`, these functions give a token the same bits in every batch.
+
+at::Tensor sigmoid(const at::Tensor& x, bool token_by_token) {
+  return token_by_token ? at::sigmoid(x.to(at::kDouble)).to(x.scalar_type()) : at::sigmoid(x);
+}
+
+// silu(gate) * up. With `token_by_token`, a thread's part consists of whole rows, and there are no gradients.
+at::Tensor swiglu(const at::Tensor& gate_up_TG, bool token_by_token) {
+  const auto parts = gate_up_TG.chunk(2, -1);
+  const at::Tensor &gate_TF = parts[0], &up_TF = parts[1];
+  if (!gate_TF.is_cpu() || !token_by_token) return at::silu(gate_TF) * up_TF;
+  const at::Tensor y_TF = at::empty(gate_TF.sizes(), gate_TF.options());
+  const int64_t grain = std::max<int64_t>(kNumbersPerThread / std::max<int64_t>(gate_TF.size(1), 1), 1);
+  at::parallel_for(0, gate_TF.size(0), grain, [&](int64_t begin, int64_t end) {
+    const at::NoGradGuard no_grad;
+    y_TF.slice(0, begin, end).copy_(at::silu(gate_TF.slice(0, begin, end)) * up_TF.slice(0, begin, end));
+  });
+  return y_TF;
+}
+
 // SwiGLU of every token, times the gate of shared experts.
-at::Tensor dense_ffn(const at::Tensor& x_TD, const FeedForwardWeights& weights, config::Recompute recompute) {
-  const auto ffn = [weights](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
+at::Tensor dense_ffn(const at::Tensor& x_TD, const FeedForwardWeights& weights, const moe::Routing& routing) {
+  const auto ffn = [weights, token_by_token = routing.token_by_token](
+                       const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
     const at::Tensor& gate_1D = weights.shared_gate_1D;
     // The alias adds the gradients of both products before those of other layers, as a recomputed part does.
     const at::Tensor x = gate_1D.defined() ? at::alias(in[0]) : in[0];
-    const auto gate_up = ops::linear(x, weights.dense_gate_up_GD).chunk(2, -1);
-    const at::Tensor y_TD = ops::linear(at::silu(gate_up[0]) * gate_up[1], weights.dense_down_DF);
-    return {gate_1D.defined() ? at::sigmoid(ops::linear(x, gate_1D)) * y_TD : y_TD};
+    const at::Tensor y_TD =
+        ops::linear(swiglu(ops::linear(x, weights.dense_gate_up_GD), token_by_token), weights.dense_down_DF);
+    return {gate_1D.defined() ? sigmoid(ops::linear(x, gate_1D), token_by_token) * y_TD : y_TD};
   };
-  return run_part(recompute == config::Recompute::kLayer, ffn, {x_TD})[0];
+  return run_part(routing.recompute == config::Recompute::kLayer, ffn, {x_TD})[0];
 }
 
 }  // namespace
@@ -55,7 +80,7 @@ at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weight
                         const moe::Routing& routing, std::vector<ops::RouteOutput>& routed) {
   RECORD_USER_SCOPE("layer " + std::to_string(layer) + " mlp");
   at::Tensor dense_TD;
-  if (weights.dense_down_DF.defined()) dense_TD = dense_ffn(x_TD, weights, routing.recompute);
+  if (weights.dense_down_DF.defined()) dense_TD = dense_ffn(x_TD, weights, routing);
   if (!weights.experts.down_EDF.defined()) return dense_TD;
   moe::ExpertLayerOutput output =
       moe::expert_layer(x_TD, weights.experts, static_cast<int64_t>(layer), routing);

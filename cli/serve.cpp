@@ -1,0 +1,202 @@
+// Implements `dtopp serve`: completes texts over HTTP.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "cli/inference.h"
+#include "cli/standard_streams.h"
+#include "cli/stop_signals.h"
+#include "cli/verbs.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
+#include "dtopp/base/stop_scope.h"
+#include "dtopp/data/text_preparation/encode_file.h"
+#include "dtopp/distributed/membership/failure.h"
+#include "dtopp/inference/expert_budget.h"
+#include "dtopp/inference/kept_budgets.h"
+#include "dtopp/serve/service.h"
+
+namespace dtopp::cli {
+namespace {
+
+constexpr auto kIdleTime = std::chrono::milliseconds(200);  // between two looks for a signal
+constexpr int64_t kCacheBytes = int64_t{1} << 30;           // default of --kv-tokens
+
+struct ServeOptions {
+  InferenceOptions inference;
+  std::string calibration, host = "127.0.0.1", token_file, name;
+  uint16_t port = 8000;
+  int64_t kv_tokens = 0, timeout = 600;
+  size_t batch = 64, queue = 256, body_kilobytes = 1024;
+};
+
+// Returns the token that clients must send. Throws UsageError if one is needed and none is given.
+std::string token_of(const ServeOptions& options) {
+  if (options.token_file.empty()) {
+    if (options.host == "127.0.0.1" || options.host == "::1") return {};
+    throw UsageError(
+        "--host " + options.host +
+        ": others can reach this address; pass --token-file FILE, whose first line clients must send");
+  }
+  const std::string text = read_file(options.token_file, uint64_t{1} << 16);
+  std::string token = text.substr(0, text.find('\n'));
+  if (token.ends_with('\r')) token.pop_back();
+  if (token.empty()) throw UsageError("--token-file " + options.token_file + ": its first line is empty");
+  return token;
+}
+
+// Returns the windows on which budgets are solved; undefined if there is no text.
+at::Tensor calibration_windows(const ServeOptions& options, const checkpoint::Checkpoint& checkpoint,
+                               const config::ModelConfig& config, const data::Tokenizer& tokenizer) {
+  if (!options.calibration.empty())
+    return inference::solving_windows(data::encode_file(options.calibration, tokenizer),
+                                      config.sequence_length, options.calibration);
+  const auto validation = checkpoint.config().data.validation;
+  if (validation.empty() || !std::filesystem::exists(validation.front().path)) return {};
+  return target_windows(options.inference, checkpoint, config);
+}
+
+// The kept budgets if they are of this text, or no text is given; else solved ones, which are then kept.
+std::vector<std::shared_ptr<moe::Router>> budget_routers(const ServeOptions& options,
+                                                         const inference::InferenceModel& model,
+                                                         const checkpoint::Checkpoint& checkpoint,
+                                                         const data::Tokenizer& tokenizer) {
+  const int64_t largest = inference::largest_budget(model.config);
+  if (largest == 0) {
+    if (!options.calibration.empty())
+      throw UsageError(
+          "--calibration: the model has no routing threshold, so its number of experts is fixed");
+    return {};
+  }
+  auto budgets = inference::read_budgets(checkpoint, model.config);
+  if (!budgets || !options.calibration.empty()) {
+    const at::Tensor windows = calibration_windows(options, checkpoint, model.config.model, tokenizer);
+    if (!windows.defined()) {
+      print_message("requests cannot set target_experts: pass --calibration TEXT once");
+      return {};
+    }
+    if (!budgets || budgets->text != inference::hash_of_windows(windows)) {
+      print_message(format("solving the thresholds of 1 to %lld experts on %lld tokens",
+                           static_cast<long long>(largest), static_cast<long long>(windows.numel())));
+      budgets = inference::solve_budgets(model, checkpoint, windows);
+      try {
+        inference::write_budgets(checkpoint, *budgets);
+      } catch (const DataError& error) {
+        print_message(std::string("warning: the thresholds are not kept: ") + error.what());
+      }
+    }
+  }
+  return inference::make_budget_routers(model, *budgets);
+}
+
+int64_t cache_tokens(const ServeOptions& options, const config::ModelConfig& config) {
+  if (options.kv_tokens > 0) return options.kv_tokens;
+  const int64_t bytes = config.num_layers * 2 * config.num_kv_heads() * config.head_size() * 4;  // fp32
+  return std::max(kCacheBytes / bytes, config.sequence_length + models::kCacheBlock);
+}
+
+// Serves on another thread while this one computes.
+void run(http::Server& server, serve::Service& service, inference::Scheduler& scheduler) {
+  std::atomic<bool> is_over = false, has_failed = false;
+  std::exception_ptr failure;
+  std::thread serving([&] {
+    try {
+      server.run(service, StopToken(is_over));
+    } catch (...) {
+      failure = std::current_exception();
+      has_failed = true;
+    }
+  });
+  try {
+    while (!has_failed && !(stop_requested() && scheduler.close_if_idle())) scheduler.step(kIdleTime);
+  } catch (...) {
+    is_over = true;
+    serving.join();
+    throw;
+  }
+  is_over = true;
+  serving.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+void serve_model(const ServeOptions& options) {
+  const std::string token = token_of(options);
+  const checkpoint::Checkpoint checkpoint =
+      open_named_checkpoint(options.inference, config::ModelType::kLanguageModel);
+  const inference::InferenceModel model = load_model(options.inference, checkpoint);
+  const config::ModelConfig& config = model.config.model;
+  const data::Tokenizer tokenizer =
+      inference::load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
+  stop_on_signals();
+  const StopScope scope(stop_token());
+  const serve::ServedModel served{.name = options.name.empty() ? model.config.name : options.name,
+                                  .sequence_length = config.sequence_length,
+                                  .vocab_size = tokenizer.vocab_size(),
+                                  .end_of_text = tokenizer.end_of_text(),
+                                  .num_experts = config.is_dense() ? 0 : config.num_experts,
+                                  .largest_budget = inference::largest_budget(model.config),
+                                  .most_choices = std::min<size_t>(options.queue, 128),
+                                  .budgets = budget_routers(options, model, checkpoint, tokenizer)};
+  http::Server server(options.host, options.port,
+                      {.connections = options.batch + options.queue + 64,
+                       .body_bytes = options.body_kilobytes << 10,
+                       .answer = std::chrono::seconds(options.timeout)},
+                      "--port");
+  // The scheduler's requests use what is declared before it.
+  serve::Metrics metrics;
+  inference::Scheduler scheduler(model, {options.batch, options.queue, cache_tokens(options, config)});
+  serve::Service service(served, tokenizer, scheduler, metrics, token, stop_token());
+  const bool is_v6 = options.host.find(':') != std::string::npos;
+  std::printf("http://%s:%d/\n", (is_v6 ? "[" + options.host + "]" : options.host).c_str(), server.port());
+  flush_standard_output();
+  run(server, service, scheduler);
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app) {
+  auto options = std::make_shared<ServeOptions>();
+  CLI::App* verb =
+      app.add_subcommand("serve", "Complete texts over HTTP, with the interface of OpenAI's completions");
+  add_checkpoint_options(*verb, options->inference);
+  verb->add_option("--tokenizer", options->inference.tokenizer,
+                   "tokenizer.json file, for a checkpoint without one");
+  verb->add_option("--calibration", options->calibration,
+                   "text file on which the thresholds for target_experts are solved; they are kept in the "
+                   "checkpoint's budgets.json (default: that file, or else the run's validation data)");
+  verb->add_option("--host", options->host,
+                   "address to listen on; any but 127.0.0.1 and ::1 needs --token-file")
+      ->capture_default_str();
+  verb->add_option("--port", options->port, "port to listen on; 0: any free one")->capture_default_str();
+  verb->add_option("--token-file", options->token_file,
+                   "file whose first line clients must send as Authorization: Bearer LINE");
+  verb->add_option("--name", options->name, "name of the model in requests (default: the run's name)");
+  verb->add_option("--max-batch", options->batch, "sequences that are computed together")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  verb->add_option("--queue", options->queue, "sequences that wait; further ones are answered with 429")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 65536));
+  verb->add_option("--kv-tokens", options->kv_tokens,
+                   "tokens in the key-value caches of all running sequences; 0: 1 GiB of them")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  verb->add_option("--max-body", options->body_kilobytes, "KiB of a request's body")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
+  verb->add_option("--timeout", options->timeout, "seconds from a request to the end of its answer")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 86400));
+  verb->callback([options] {
+    distributed::with_memory_advice("lower --kv-tokens or --max-batch", [&] { serve_model(*options); });
+  });
+}
+
+}  // namespace dtopp::cli

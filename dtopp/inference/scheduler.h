@@ -1,0 +1,83 @@
+// Runs the requests of `dtopp serve` in one batch: a queue, admission under a limit of cache memory, one step
+// for all running sequences.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "dtopp/inference/generator.h"
+
+namespace dtopp::inference {
+
+// The origin of a request. Called on the scheduler's thread.
+class TokenReceiver {
+ public:
+  virtual ~TokenReceiver() = default;
+  // Takes a token of the request's sequence `sequence`. Returns false if it needs no more of them.
+  virtual bool receive(size_t sequence, const GeneratedToken& token) = 0;
+  // Returns false if the request is not needed any more, for example after its client left.
+  virtual bool is_needed() const = 0;
+};
+
+struct SchedulerLimits {
+  size_t running = 64;       // sequences in a step
+  size_t waiting = 256;      // sequences in the queue
+  int64_t cache_tokens = 0;  // tokens of all running sequences, with those they may still generate
+};
+
+class Scheduler {
+ public:
+  // `model` must outlive the object.
+  Scheduler(const InferenceModel& model, const SchedulerLimits& limits);
+
+  // The cache memory that a sequence reserves, in tokens.
+  static int64_t reservation(const SequenceInput& sequence);
+
+  enum class Admission { kQueued, kFull, kClosed };
+  // Queues the sequences of a request, all or none. Any thread may call it.
+  //
+  // Preconditions: no sequence reserves more than SchedulerLimits::cache_tokens
+  Admission submit(std::vector<SequenceInput> sequences, std::shared_ptr<TokenReceiver> receiver);
+
+  // Starts waiting sequences in order of arrival, as far as the limits allow, and generates one token for
+  // each running one. Waits up to `time` if there is none.
+  void step(std::chrono::milliseconds time);
+  // Closes the queue if no sequence runs or waits. Returns true if it is closed.
+  bool close_if_idle();
+
+  struct Load {
+    size_t running = 0, waiting = 0;
+    int64_t cache_tokens = 0;
+  };
+  Load load() const;
+  const SchedulerLimits& limits() const { return limits_; }
+
+ private:
+  struct Job {
+    SequenceInput input;
+    std::shared_ptr<TokenReceiver> receiver;
+    size_t sequence = 0;  // of the request
+    int64_t left = 0;     // tokens
+    int64_t reserved = 0;
+  };
+  using Running = std::map<size_t, Job>;
+  void admit();
+  Running::iterator end(Running::iterator job);
+
+  SchedulerLimits limits_;
+  Generation generation_;
+  Running running_;           // by the generation's sequence
+  mutable std::mutex mutex_;  // of the members below
+  std::condition_variable arrived_;
+  std::deque<Job> waiting_;
+  Load load_;
+  bool is_closed_ = false;
+};
+
+}  // namespace dtopp::inference

@@ -1,0 +1,49 @@
+// Reads and checks the body of POST /v1/completions.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/inference/generator.h"
+#include "dtopp/serve/api_error.h"
+
+namespace dtopp::serve {
+
+// The limits and abilities of the served model.
+struct ServedModel {
+  std::string name;
+  int64_t sequence_length = 0, vocab_size = 0;
+  int32_t end_of_text = 0;
+  int64_t num_experts = 0;                            // 0: a dense model
+  int64_t largest_budget = 0;                         // 0: it cannot change its experts
+  size_t most_choices = 0;                            // per request
+  std::vector<std::shared_ptr<moe::Router>> budgets;  // of 1, 2, … experts; empty: none was solved
+};
+
+struct CompletionRequest {
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<std::string> prompt_texts;
+  int64_t max_tokens = 16;
+  int64_t n = 1;
+  inference::SamplingOptions sampling{.temperature = 1};
+  std::optional<int64_t> log_probs;
+  std::optional<int64_t> target_experts;
+  std::vector<std::string> stop;
+  bool echo = false, stream = false, include_usage = false;
+};
+
+// Throws ApiError: 400 for a wrong request, 404 for another model.
+CompletionRequest read_completion_request(std::string_view body, const ServedModel& model,
+                                          const data::Tokenizer& tokenizer);
+
+// The sequences of a request: n per prompt, choice after choice. A prompt's index and the seed select the
+// same random numbers as in `dtopp generate --prompts`.
+std::vector<inference::SequenceInput> sequences_of(const CompletionRequest& request,
+                                                   const ServedModel& model);
+
+}  // namespace dtopp::serve
