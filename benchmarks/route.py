@@ -23,7 +23,6 @@ class Routers:
         self.threshold, self.bias = torch.tensor(0.415, dtype=torch.float64), torch.randn(E) * 0.1
         self.none = {"normalization": "none", "renormalize": False}
         self.tau = torch.full((E,), 1.15)
-        self.first_bin = torch.arange(E) * 1024
 
     def top_k(self):
         return op(self.z, self.scale, self.threshold, top_k=ACTIVE)
@@ -40,21 +39,12 @@ class Routers:
         return op(F.logsigmoid(self.z), self.one, self.threshold, normalization="none", top_k=ACTIVE, bias_E=self.bias, bias_on="score")
 
     def relu(self):
-        means = op(self.z, self.one, self.threshold, top_k=1, **self.none)
-        gates = self.z.relu()
-        return (gates, *self.counts(gates.detach() != 0), gates.sum(0) / len(self.z), *means[4:])
+        out = op(self.z, self.one, self.threshold, gate="relu", **self.none)
+        return (*out[:3], out[3] / ACTIVE, *out[4:])
 
     def expert_threshold(self):
-        z = self.z.detach()
-        means = op(self.z, self.one, self.threshold, top_k=ACTIVE, **self.none)
-        chosen = torch.where(torch.tensor(True), z.lt(self.tau).logical_not(), means[0].detach() != 0)
-        bins = ((z[::STRIDE] + 16) * 32).clamp(0, 1023).nan_to_num(0).long() + self.first_bin
-        counts = torch.zeros(E * 1024, dtype=torch.int64).scatter_add(0, bins.flatten(), torch.ones_like(bins.flatten()))
-        return (torch.where(chosen, F.logsigmoid(self.z).exp(), 0), *self.counts(chosen), *means[3:], counts)
-
-    def counts(self, chosen):
-        active = chosen.sum(1)
-        return chosen.sum(0), torch.zeros(E + 1, dtype=torch.int64).index_add(0, active, torch.ones_like(active))
+        counts = torch.ops.dtopp.logit_histogram(self.z.detach(), stride=STRIDE)
+        return (*op(self.z, self.one, self.threshold, top_k=ACTIVE, gate="sigmoid", cut_E=self.tau, **self.none), counts)
 
 
 def main():

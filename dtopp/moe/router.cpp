@@ -104,6 +104,13 @@ ops::RouteOutput Router::route_by(const RouterInput& input, int64_t top_k, const
                     bias_E.defined() ? std::optional(bias_E) : std::nullopt, bias_on);
 }
 
+ops::RouteOutput Router::route_above(const RouterInput& input, std::string_view gate, const at::Tensor& cut_E,
+                                     int64_t first_experts) const {
+  return ops::route(input.logits_TE, input.scale, no_threshold_, enum_name(config_.normalization),
+                    first_experts, /*max_experts=*/0, /*renormalize=*/false, std::nullopt, "logit", gate,
+                    cut_E.defined() ? std::optional(cut_E) : std::nullopt);
+}
+
 ops::RouteOutput Router::route_to(const RouterInput& input, const at::Tensor& routing_map_TE) const {
   return ops::route_selected(input.logits_TE, input.scale, routing_map_TE, enum_name(config_.normalization),
                              config_.renormalize);

@@ -92,6 +92,10 @@ class Router {
   // ops::route; undefined: none.
   ops::RouteOutput route_by(const RouterInput& input, int64_t top_k, const at::Tensor& threshold,
                             const at::Tensor& bias_E = {}, std::string_view bias_on = "logit") const;
+  // `route` with gate relu or sigmoid (ops/route/route.h): a logit alone decides whether its expert is
+  // selected. The arguments after `gate` are those of sigmoid.
+  ops::RouteOutput route_above(const RouterInput& input, std::string_view gate, const at::Tensor& cut_E = {},
+                               int64_t first_experts = 0) const;
   // The same gates and counts for a given choice: bool [T, E].
   ops::RouteOutput route_to(const RouterInput& input, const at::Tensor& routing_map_TE) const;
 

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "dtopp/distributed/sharding/shard_layout.h"
-#include "dtopp/moe/routers/logit_histogram.h"
 #include "dtopp/ops/route/cumulative_prob_bins.h"
+#include "dtopp/ops/route/logit_histogram.h"
 
 namespace dtopp::plan {
 namespace {
@@ -102,7 +102,7 @@ double count_step_numbers(const config::RunConfig& config, const models::Model& 
     count += (ops::kCumulativeProbBins + (config.model.zero_experts > 0 ? 1 : 0)) *
              (config.routing.scope == config::ThresholdScope::kLayer ? layers : 1);
   if (layers > 0 && config.routing.method == config::RoutingMethod::kExpertThreshold)
-    count += layers * config.model.num_experts * moe::kLogitBins;
+    count += layers * config.model.num_experts * ops::kLogitBins;
   if (layers > 0)
     count += layers * dims.world_size + kTokenSums + layers * (2 * config.model.num_experts + 1);
   return static_cast<double>(count);

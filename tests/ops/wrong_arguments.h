@@ -29,23 +29,26 @@ inline std::vector<Call> fitting_calls() {
   const at::Tensor one = at::ones({}), half = at::full({}, 0.5, at::kDouble);
   const at::Tensor gain = at::ones({D}), angle = at::randn({T, K});
   const c10::List<bool> all({true, true, true, true});
-  return {{"route", {at::randn({T, E}), one, half, "dynamic", 0, 0, true, c10::IValue(), "logit"}},
-          {"route", {at::randn({T, E}), one, half, "none", 2, 0, true, at::randn({E}), "score"}},
-          {"route_backward",
-           {at::randn({T, E}), one, gates, at::randn({T, E}), at::randn({E}), one, one, "dynamic", true}},
-          {"cumulative_prob_histogram", {at::randn({T, E}), one, "dynamic", 0, 1, 0}},
-          {"moe_ffn", {x, gates, gate_up, down, 0, false}},
-          {"moe_ffn_forward", {x, gates, pairs, gate_up, down}},
-          {"moe_ffn_pre_activations", {x, gates, pairs, gate_up, down}},
-          {"moe_ffn_backward", {at::randn({T, D}), x, gates, gate_up, down, pre, all}},
-          {"moe_ffn_backward_sums",
-           {at::randn({T, D}), x, gates, gate_up, down, pre, c10::List<bool>({true, true}),
-            at::zeros_like(gate_up), at::zeros_like(down), c10::List<bool>({false, true})}},
-          {"linear_cross_entropy", {x, weight, targets, 0.1, -100}},
-          {"linear_cross_entropy_forward", {x, weight, targets, 0.1, -100, true, true}},
-          {"token_log_probs", {x, weight, targets}},
-          {"norm_rotary_forward", {x, gain, angle, angle, 1e-5, true}},
-          {"norm_rotary_backward", {at::randn({T, D / K, K}), x, gain, angle, angle, 1e-5, true}}};
+  const c10::IValue none;
+  const auto z = [&] { return at::randn({T, E}); };
+  return {
+      {"route", {z(), one, half, "dynamic", 0, 0, true, none, "logit", "probability", none}},
+      {"route", {z(), one, half, "none", 2, 0, true, at::randn({E}), "score", "probability", none}},
+      {"route", {z(), one, half, "none", 2, 0, false, none, "logit", "sigmoid", at::randn({E})}},
+      {"route_backward", {z(), one, gates, z(), at::randn({E}), one, one, "dynamic", true, "probability"}},
+      {"cumulative_prob_histogram", {at::randn({T, E}), one, "dynamic", 0, 1, 0}},
+      {"moe_ffn", {x, gates, gate_up, down, 0, false}},
+      {"moe_ffn_forward", {x, gates, pairs, gate_up, down}},
+      {"moe_ffn_pre_activations", {x, gates, pairs, gate_up, down}},
+      {"moe_ffn_backward", {at::randn({T, D}), x, gates, gate_up, down, pre, all}},
+      {"moe_ffn_backward_sums",
+       {at::randn({T, D}), x, gates, gate_up, down, pre, c10::List<bool>({true, true}),
+        at::zeros_like(gate_up), at::zeros_like(down), c10::List<bool>({false, true})}},
+      {"linear_cross_entropy", {x, weight, targets, 0.1, -100}},
+      {"linear_cross_entropy_forward", {x, weight, targets, 0.1, -100, true, true}},
+      {"token_log_probs", {x, weight, targets}},
+      {"norm_rotary_forward", {x, gain, angle, angle, 1e-5, true}},
+      {"norm_rotary_backward", {at::randn({T, D / K, K}), x, gain, angle, angle, 1e-5, true}}};
 }
 
 struct Mistake {

@@ -16,8 +16,8 @@
 
 #include "dtopp/moe/cumulative_prob_sampling.h"
 #include "dtopp/moe/router.h"
-#include "dtopp/moe/routers/logit_histogram.h"
-#include "dtopp/ops/route/route_selected.h"
+#include "dtopp/moe/routers/ranked_logit.h"
+#include "dtopp/ops/route/logit_histogram.h"
 
 namespace dtopp::moe {
 namespace {
@@ -35,24 +35,13 @@ class ExpertThresholdRouter final : public Router {
   }
 
   ops::RouteOutput select(const RouterInput& input) override {
-    const at::Tensor z_TE = input.logits_TE.detach();
-    // For the means of softmax(z), and for the first step.
-    ops::RouteOutput output = route_by(input, first_experts_, /*threshold=*/{});
-    const at::Tensor first_TE = output.gates_TE.detach().ne(0);
-    // NaN counts as selected, so that its gate shows in the loss.
-    const at::Tensor map_TE =
-        at::where(steps_.gt(0), z_TE.lt(threshold_LE_[input.layer]).logical_not(), first_TE);
-    // On a CPU, at::sigmoid rounds the last elements of a tensor differently, so a gate would depend on the
-    // batch.
-    output.gates_TE =
-        at::where(map_TE, at::log_sigmoid(input.logits_TE).exp(), at::zeros({}, z_TE.options()));
-    ops::set_counts(map_TE, output);
+    ops::RouteOutput output = route_above(input, "sigmoid", threshold_LE_[input.layer], first_experts_);
     if (input.training)
-      output.statistics = logit_histogram(z_TE.slice(0, 0, std::nullopt, stride_)).view({-1});
+      output.statistics = ops::logit_histogram(input.logits_TE.detach(), stride_).view({-1});
     return output;
   }
   std::vector<int64_t> statistics_shape() const override {
-    return {num_layers(), num_experts() * kLogitBins};
+    return {num_layers(), num_experts() * ops::kLogitBins};
   }
 
   void update(const StepCounts& counts, const at::Tensor& applied) override {
@@ -60,8 +49,9 @@ class ExpertThresholdRouter final : public Router {
     const int64_t tokens = counts.tokens / stride_;
     const double share = next_experts()[0] / static_cast<double>(num_experts());  // of the tokens, per expert
     const auto rank = static_cast<int64_t>(std::floor(static_cast<double>(tokens) * share + 0.5));
-    const at::Tensor cut_LE = ranked_logit(counts.statistics.view({num_layers(), num_experts(), kLogitBins}),
-                                           std::clamp<int64_t>(rank, 1, std::max<int64_t>(tokens, 1)));
+    const at::Tensor cut_LE =
+        ranked_logit(counts.statistics.view({num_layers(), num_experts(), ops::kLogitBins}),
+                     std::clamp<int64_t>(rank, 1, std::max<int64_t>(tokens, 1)));
     const double decay = config().cut_decay;
     cut_LE_ = at::where(applied, cut_LE_ * decay + cut_LE * (1 - decay), cut_LE_);
     steps_ = steps_ + applied.to(at::kLong);

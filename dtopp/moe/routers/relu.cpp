@@ -11,11 +11,9 @@
 // Half of the experts are active until lambda has grown.
 //
 // Source:        Wang et al., ReMoE (arXiv 2412.14711)
-#include <algorithm>
 #include <memory>
 
 #include "dtopp/moe/router.h"
-#include "dtopp/ops/route/route_selected.h"
 
 namespace dtopp::moe {
 namespace {
@@ -31,12 +29,8 @@ class ReluRouter final : public Router {
         factor_(at::full({}, config.routing.lambda_factor, lambda_.options())) {}
 
   ops::RouteOutput select(const RouterInput& input) override {
-    // For the means of softmax(z).
-    ops::RouteOutput output = route_by(input, /*top_k=*/1, /*threshold=*/{});
-    output.gates_TE = at::relu(input.logits_TE);
-    ops::set_counts(output.gates_TE.detach().ne(0), output);
-    const auto tokens = static_cast<double>(std::max<int64_t>(input.logits_TE.size(0), 1));
-    output.mean_prob_E = output.gates_TE.sum(0) / (tokens * config::mean_experts(config()));
+    ops::RouteOutput output = route_above(input, "relu");
+    output.mean_prob_E = output.mean_prob_E / config::mean_experts(config());
     return output;
   }
   at::Tensor load_balance_weight() const override { return lambda_[0].to(at::kFloat); }

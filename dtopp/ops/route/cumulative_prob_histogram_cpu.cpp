@@ -1,7 +1,6 @@
 #include <bit>
 #include <functional>
 #include <numeric>
-#include <type_traits>
 
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/route_cpu.h"
@@ -11,35 +10,28 @@ namespace {
 
 constexpr int64_t kSortedFrom = 128;  // experts; above this, sorting is faster than comparing all pairs
 
-// Probabilities are not negative, so their bits as integers have the same order. Integer comparisons
-// vectorize (simd.h).
-template <typename Real>
-using BitsOf = std::conditional_t<sizeof(Real) == 4, int32_t, int64_t>;
-
 // before[i] = the sum of the probabilities of the experts before expert i: the likelier ones, and equally
 // likely ones of lower index.
 template <typename Real>
-[[gnu::always_inline]] inline void compare_all(const Real* p, int32_t experts, BitsOf<Real>* key,
-                                               Real* before) {
+[[gnu::always_inline]] inline void compare_all(const Real* p, int32_t experts, Real* before) {
   using Bits = BitsOf<Real>;
-  for (int32_t i = 0; i < experts; ++i) {
-    key[i] = std::bit_cast<Bits>(p[i]) - 1;  // an equal expert of lower index comes before this one
-    before[i] = 0;
-  }
+  std::fill(before, before + experts, Real(0));
   for (int32_t j = 0; j < experts; ++j) {
     const auto other = std::bit_cast<Bits>(p[j]);
-    key[j] = other;  // excludes itself and equal experts of higher index
 #pragma omp simd
-    for (int32_t i = 0; i < experts; ++i) before[i] += std::bit_cast<Real>(other > key[i] ? other : Bits(0));
+    for (int32_t i = 0; i < experts; ++i) {
+      const Bits key = std::bit_cast<Bits>(p[i]) - (i > j ? 1 : 0);
+      before[i] += std::bit_cast<Real>(other > key ? other : Bits(0));
+    }
   }
 }
 
 template <typename Real>
 [[gnu::always_inline]] inline void count_compared(TokenBuffers<Real>& buffers, int64_t experts,
-                                                  BitsOf<Real>* key, int64_t* histogram) {
+                                                  int64_t* histogram) {
   const Real* before = buffers.s.data();
   int32_t* bin = buffers.chosen.data();
-  compare_all(buffers.p.data(), static_cast<int32_t>(experts), key, buffers.s.data());
+  compare_all(buffers.p.data(), static_cast<int32_t>(experts), buffers.s.data());
 #pragma omp simd
   for (int64_t e = 0; e < experts; ++e) bin[e] = cumulative_prob_bin(before[e]);
   for (int64_t e = 0; e < experts; ++e) ++histogram[bin[e]];
@@ -74,10 +66,10 @@ template <typename Real>
 }
 
 template <typename Real>
-void count_tokens(const Real* logits, int64_t tokens, int64_t experts, int64_t zero_experts, int64_t stride,
-                  const RouteRule& rule, Real theta, int64_t* histogram) {
+[[gnu::always_inline]] inline void count_tokens(const Real* logits, int64_t tokens, int64_t experts,
+                                                int64_t zero_experts, int64_t stride, const RouteRule& rule,
+                                                Real theta, int64_t* histogram) {
   TokenBuffers<Real> buffers(experts);
-  std::vector<BitsOf<Real>> key(experts);
   for (int64_t t = 0; t < tokens; t += stride) {
     Real inverse_sigma = 1;
     const auto state = probabilities(logits + t * experts, experts, rule, theta, buffers, &inverse_sigma);
@@ -85,7 +77,7 @@ void count_tokens(const Real* logits, int64_t tokens, int64_t experts, int64_t z
     if (zero_experts > 0) {
       count_real(buffers, rule.most, experts - zero_experts, histogram);
     } else if (experts < kSortedFrom && rule.most == experts) {
-      count_compared(buffers, experts, key.data(), histogram);
+      count_compared(buffers, experts, histogram);
     } else {
       count_sorted(buffers, rule.most, histogram);
     }
@@ -110,9 +102,9 @@ at::Tensor cumulative_prob_histogram_cpu(const at::Tensor& logits_TE, const at::
     at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
       for (int64_t s = begin; s < end; ++s) {
         const int64_t first = counted * s / shares * stride, last = counted * (s + 1) / shares * stride;
-        run_widest([&] {
-          count_tokens(logits + first * experts, std::min(last, tokens) - first, experts, zero_experts,
-                       stride, rule, theta, counts + s * kCumulativeProbBins);
+        run_for_experts(experts, [&](auto known) {
+          count_tokens(logits + first * experts, std::min(last, tokens) - first, known, zero_experts, stride,
+                       rule, theta, counts + s * kCumulativeProbBins);
         });
       }
     });

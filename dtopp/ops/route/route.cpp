@@ -17,9 +17,11 @@ using RouteTuple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at
 using GradientPair = std::tuple<at::Tensor, at::Tensor>;
 
 RouteTuple route_meta(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
-                      c10::string_view normalization, int64_t top_k, int64_t max_experts,
-                      bool /*renormalize*/, const OptionalTensor& bias_E, c10::string_view bias_on) {
+                      c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
+                      const OptionalTensor& bias_E, c10::string_view bias_on, c10::string_view gate,
+                      const OptionalTensor& cut_E) {
   check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, bias_E, bias_on);
+  check_gate(logits_TE, top_k, renormalize, bias_E, gate, cut_E);
   const auto real = logits_TE.options().dtype(accumulator_type(logits_TE));
   const auto integer = real.dtype(at::kLong);
   const c10::SymInt experts = logits_TE.sym_size(1);
@@ -35,7 +37,7 @@ GradientPair route_backward_meta(const at::Tensor& logits_TE, const at::Tensor& 
                                  const at::Tensor& gates_TE, const OptionalTensor& grad_gates_TE,
                                  const OptionalTensor& grad_mean_prob_E, const OptionalTensor& grad_entropy,
                                  const OptionalTensor& grad_router_z, c10::string_view normalization,
-                                 bool /*renormalize*/) {
+                                 bool /*renormalize*/, c10::string_view /*gate*/) {
   check_route_backward(logits_TE, scale, gates_TE,
                        {grad_gates_TE, grad_mean_prob_E, grad_entropy, grad_router_z}, normalization);
   return {at::empty_symint(logits_TE.sym_sizes(), logits_TE.options()), at::empty({}, scale.options())};
@@ -49,14 +51,16 @@ struct RouteFunction : torch::autograd::Function<RouteFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& logits_TE, const at::Tensor& scale,
                                const at::Tensor& threshold, const std::string& normalization, int64_t top_k,
                                int64_t max_experts, bool renormalize, const OptionalTensor& bias_E,
-                               const std::string& bias_on) {
+                               const std::string& bias_on, const std::string& gate,
+                               const OptionalTensor& cut_E) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     auto [gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z] =
         call_op<"dtopp::route", decltype(route_meta)>(logits_TE, scale, threshold, normalization, top_k,
-                                                      max_experts, renormalize, bias_E, bias_on);
+                                                      max_experts, renormalize, bias_E, bias_on, gate, cut_E);
     context->save_for_backward({logits_TE, scale, gates_TE});
     context->saved_data["normalization"] = normalization;
     context->saved_data["renormalize"] = renormalize;
+    context->saved_data["gate"] = gate;
     context->set_materialize_grads(false);
     context->mark_non_differentiable({counts_E, histogram});
     return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z};
@@ -67,17 +71,20 @@ struct RouteFunction : torch::autograd::Function<RouteFunction> {
     auto [grad_logits_TE, grad_scale] = call_op<"dtopp::route_backward", decltype(route_backward_meta)>(
         saved[0], saved[1], saved[2], defined_or_none(grads[0]), defined_or_none(grads[3]),
         defined_or_none(grads[4]), defined_or_none(grads[5]),
-        context->saved_data["normalization"].toStringRef(), context->saved_data["renormalize"].toBool());
-    return {grad_logits_TE, grad_scale, {}, {}, {}, {}, {}, {}, {}};
+        context->saved_data["normalization"].toStringRef(), context->saved_data["renormalize"].toBool(),
+        context->saved_data["gate"].toStringRef());
+    return {grad_logits_TE, grad_scale, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   }
 };
 
 RouteTuple route_autograd(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
                           c10::string_view normalization, int64_t top_k, int64_t max_experts,
-                          bool renormalize, const OptionalTensor& bias_E, c10::string_view bias_on) {
+                          bool renormalize, const OptionalTensor& bias_E, c10::string_view bias_on,
+                          c10::string_view gate, const OptionalTensor& cut_E) {
   check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, bias_E, bias_on);
+  check_gate(logits_TE, top_k, renormalize, bias_E, gate, cut_E);
   auto out = RouteFunction::apply(logits_TE, scale, threshold, std::string(normalization), top_k, max_experts,
-                                  renormalize, bias_E, std::string(bias_on));
+                                  renormalize, bias_E, std::string(bias_on), std::string(gate), cut_E);
   return {out[0], out[1], out[2], out[3], out[4], out[5]};
 }
 
@@ -121,6 +128,21 @@ void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at:
               bias_on, "'");
 }
 
+void check_gate(const at::Tensor& logits_TE, int64_t top_k, bool renormalize, const OptionalTensor& bias_E,
+                c10::string_view gate, const OptionalTensor& cut_E) {
+  TORCH_CHECK(gate == "probability" || gate == "relu" || gate == "sigmoid",
+              "route: expected gate probability, relu or sigmoid, got '", gate, "'");
+  TORCH_CHECK(cut_E.has_value() == (gate == "sigmoid"),
+              "route: expected a cut exactly with gate sigmoid, got ", cut_E ? "one" : "none", " with ",
+              gate);
+  if (gate == "probability") return;
+  TORCH_CHECK(!renormalize && !bias_E, "route: gate ", gate, " takes neither renormalize nor a bias");
+  if (!cut_E) return;
+  TORCH_CHECK(top_k >= 1, "route: expected top_k of at least 1 with gate sigmoid, got ", top_k);
+  check_tensor("route", "cut", *cut_E, {accumulator_type(logits_TE), logits_TE.device()},
+               {logits_TE.sym_size(1)});
+}
+
 BiasOn bias_on_of(const OptionalTensor& bias_E, c10::string_view bias_on) {
   if (!bias_E) return BiasOn::kNothing;
   return bias_on == "logit" ? BiasOn::kLogit : BiasOn::kScore;
@@ -147,10 +169,11 @@ void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, 
 
 RouteOutput route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
                   std::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
-                  const OptionalTensor& bias_E, std::string_view bias_on) {
+                  const OptionalTensor& bias_E, std::string_view bias_on, std::string_view gate,
+                  const OptionalTensor& cut_E) {
   auto [gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z] =
       call_op<"dtopp::route", decltype(route_meta)>(logits_TE, scale, threshold, normalization, top_k,
-                                                    max_experts, renormalize, bias_E, bias_on);
+                                                    max_experts, renormalize, bias_E, bias_on, gate, cut_E);
   return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z};
 }
 
@@ -158,13 +181,14 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def(
       "route(Tensor logits_TE, Tensor scale, Tensor threshold, *, str normalization=\"dynamic\", int "
       "top_k=0, "
-      "int max_experts=0, bool renormalize=True, Tensor? bias_E=None, str bias_on=\"logit\") -> "
+      "int max_experts=0, bool renormalize=True, Tensor? bias_E=None, str bias_on=\"logit\", "
+      "str gate=\"probability\", Tensor? cut_E=None) -> "
       "(Tensor gates_TE, Tensor tokens_per_expert_E, "
       "Tensor active_histogram, Tensor mean_prob_E, Tensor entropy, Tensor router_z)");
   m.def(
       "route_backward(Tensor logits_TE, Tensor scale, Tensor gates_TE, Tensor? grad_gates_TE, "
       "Tensor? grad_mean_prob_E, Tensor? grad_entropy, Tensor? grad_router_z, str normalization, "
-      "bool renormalize) -> (Tensor grad_logits_TE, Tensor grad_scale)");
+      "bool renormalize, str gate=\"probability\") -> (Tensor grad_logits_TE, Tensor grad_scale)");
 }
 
 TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {

@@ -16,7 +16,13 @@
 // With a bias b per expert, S keeps its size but holds the experts with the largest s + b (bias_on: logit, as
 // P exp(b), so b = 0 changes no bit) or exp(s) + b (bias_on: score). The gates do not contain b.
 //
-// Source:        paper, Eqs. 2–4 and 7
+// Other gates do not depend on a token's other experts, and a token may have none:
+//
+//   relu      S = the e with z_e > 0            gate_e = z_e              Q_e = mean of gate_e
+//   sigmoid   S = the e with z_e >= cut_e       gate_e = sigmoid(z_e)     NaN as first cut: the top_k
+//   likeliest
+//
+// Source:        paper, Eqs. 2–4 and 7; ReMoE (arXiv 2412.14711); Expert Threshold Routing (arXiv 2603.11535)
 #pragma once
 
 #include <cstdint>
@@ -33,7 +39,7 @@ struct RouteOutput {
   at::Tensor gates_TE;             // f32
   at::Tensor tokens_per_expert_E;  // int64 [E]: tokens per expert
   at::Tensor active_histogram;     // int64 [E + 1]: number of tokens with n experts
-  at::Tensor mean_prob_E;          // f32: mean of P, the Q of the load-balance loss
+  at::Tensor mean_prob_E;          // f32: mean of P (relu: of the gates), the Q of the load-balance loss
   at::Tensor entropy;              // f32 []: mean of -sum P log P
   at::Tensor router_z;             // f32 []: mean of logsumexp(z)^2, of the raw logits
   // Not an output of the op: int64, counts that the router's update needs (moe/router.h); may be undefined.
@@ -47,12 +53,14 @@ struct RouteOutput {
 // experts by index, with NaN gates.
 //
 // Shapes:        logits_TE f32|bf16|f64 [T, E]; scale f32 [], theta, used if dynamic; threshold f64 [], used
-//                if top_k is 0; bias_E f32 (f64) [E]
+//                if top_k is 0; bias_E and cut_E f32 (f64) [E]
 // Throws:        c10::Error "route: …" if shapes, types, devices or values do not fit, or if E exceeds 2,048
 //                on a CUDA device (cuda_limits.h). A CPU also rejects a NaN threshold; a CUDA device then
 //                selects one expert.
 RouteOutput route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
                   std::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
-                  const std::optional<at::Tensor>& bias_E = std::nullopt, std::string_view bias_on = "logit");
+                  const std::optional<at::Tensor>& bias_E = std::nullopt, std::string_view bias_on = "logit",
+                  std::string_view gate = "probability",
+                  const std::optional<at::Tensor>& cut_E = std::nullopt);
 
 }  // namespace dtopp::ops

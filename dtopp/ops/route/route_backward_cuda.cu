@@ -46,6 +46,14 @@ __device__ void add_gate_gradients(const Real* gates_E, const Real* grad_gates_E
   for (int i = 0; i < kPerLane; ++i) dp[i] += gates[i] != 0 ? (grad[i] - shift) * inverse : Real(0);
 }
 
+// The gradient of a gate that is the logit or its sigmoid, with relu also that of the gates' mean.
+template <typename Real>
+__device__ Real own_gate_gradient(Real gate, const Real* grad_gates_E, Real grad_mean, Gate kind, int e) {
+  if (!(gate != 0)) return 0;
+  const Real grad = grad_gates_E == nullptr ? Real(0) : grad_gates_E[e];
+  return kind == Gate::kRelu ? grad + grad_mean : grad * gate * (1 - gate);
+}
+
 // Adds the entropy's gradient to dp, then replaces dp by ds.
 template <typename Real, int kPerLane>
 __device__ void softmax_backward(const RouteToken<Real, kPerLane>& token, Real grad_entropy,
@@ -90,15 +98,29 @@ __device__ double token_backward(const RouteBackward<Scalar>& in, int64_t t,
   const int64_t row = t * in.experts;
   RouteToken<Real, kPerLane> token{};  // xhat stays 0 without normalization
   load_token(in.logits_TE + row, experts, in.rule, theta, token);
+  const Real* grad_gates_E = in.grad_gates_TE == nullptr ? nullptr : in.grad_gates_TE + row;
+  const bool of_prob = in.rule.gate != Gate::kRelu;  // whether the means are those of P
   Real gradient[kPerLane];
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) gradient[i] = expert_of(i) < experts ? mean.prob(expert_of(i)) : Real(0);
-  if (in.grad_gates_TE != nullptr) {
-    add_gate_gradients(in.gates_TE + row, in.grad_gates_TE + row, in.rule.renormalize, experts, token,
-                       gradient);
+  for (int i = 0; i < kPerLane; ++i) {
+    gradient[i] = of_prob && expert_of(i) < experts ? mean.prob(expert_of(i)) : Real(0);
   }
-  softmax_backward(token, mean.entropy, gradient);
-  const Real grad_theta = in.rule.normalize ? normalize_backward(token, theta, experts, gradient) : Real(0);
+  if (grad_gates_E != nullptr && in.rule.gate == Gate::kProbability) {
+    add_gate_gradients(in.gates_TE + row, grad_gates_E, in.rule.renormalize, experts, token, gradient);
+  }
+  Real grad_theta = 0;
+  if (in.rule.gate == Gate::kProbability || mean.entropy != 0 || (of_prob && mean.prob_E != nullptr)) {
+    softmax_backward(token, mean.entropy, gradient);
+    if (in.rule.normalize) grad_theta = normalize_backward(token, theta, experts, gradient);
+  }
+  if (in.rule.gate != Gate::kProbability) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int e = expert_of(i);
+      if (e < experts)
+        gradient[i] += own_gate_gradient(in.gates_TE[row + e], grad_gates_E, mean.prob(e), in.rule.gate, e);
+    }
+  }
   if (mean.router_z != 0) {
     const Exponentials<Real> raw = exponentials(token.z, experts, token.p);
     const Real factor = 2 * raw.lse() * mean.router_z / raw.sum;

@@ -5,10 +5,17 @@
 namespace dtopp::ops {
 namespace {
 
-// Returns the first index of the largest number in `left`.
+// An integer with the order of the floats, -0 below 0.
 template <typename Real>
-[[gnu::always_inline]] inline int32_t likeliest(const Real* left, int32_t experts) {
-  Real highest = left[0];
+[[gnu::always_inline]] inline BitsOf<Real> key_of(Real number) {
+  const auto bits = std::bit_cast<BitsOf<Real>>(number);
+  return bits ^ ((bits >> (8 * sizeof(Real) - 1)) & std::numeric_limits<BitsOf<Real>>::max());
+}
+
+// Returns the first index of the largest key, and removes it.
+template <typename Key>
+[[gnu::always_inline]] inline int32_t take_largest(Key* left, int32_t experts) {
+  Key highest = left[0];
 #pragma omp simd reduction(max : highest)
   for (int32_t e = 0; e < experts; ++e) highest = left[e] > highest ? left[e] : highest;
   int32_t first = experts;
@@ -17,57 +24,79 @@ template <typename Real>
     const int32_t candidate = left[e] == highest ? e : experts;
     first = candidate < first ? candidate : first;
   }
+  left[first] = std::numeric_limits<Key>::min();
   return first;
 }
 
-// Replaces a selection by equally many experts with the largest biased score. Returns the sum of their
-// probabilities. `bias` is that of kernel_bias().
+// The values that a token's selection depends on, next to its logits.
 template <typename Real>
-[[gnu::always_inline]] inline double select_biased(const TokenBuffers<Real>& buffers, int64_t experts,
-                                                   const RouteRule& rule, const Real* bias, int64_t count,
-                                                   Real* left, int32_t* chosen) {
-  constexpr Real kLowest = std::numeric_limits<Real>::lowest();
-  const Real *p = buffers.p.data(), *s = buffers.s.data();
-#pragma omp simd
-  for (int64_t e = 0; e < experts; ++e) {
-    const Real score = rule.bias_on == BiasOn::kLogit ? p[e] * bias[e] : fast_exp(s[e]) + bias[e];
-    left[e] = score > kLowest ? score : kLowest;  // NaN has no order
-  }
-  double sum = 0;
-  for (int64_t n = 0; n < count; ++n) {
-    chosen[n] = likeliest(left, static_cast<int32_t>(experts));
-    left[chosen[n]] = -std::numeric_limits<Real>::infinity();
-    sum += p[chosen[n]];
-  }
-  return sum;
-}
+struct RouteValues {
+  RouteRule rule;
+  double threshold;
+  Real theta;
+  const Real *bias, *cut;  // null: none. `bias` is that of kernel_bias().
+};
 
-// Writes the selected experts to `chosen`, the likeliest first, and returns their number. `sum` is their
-// probability, added up in double in this order; the threshold is compared with the same sum. `left` is
-// scratch memory.
+// Writes the selected experts to `token.chosen`, the likeliest or, with a bias, the one with the largest
+// biased score first. Returns their number. `sum` is their probability, added up in double in this order. The
+// threshold is compared with such a sum of the likeliest.
 template <typename Real>
-[[gnu::always_inline]] inline int64_t select_experts(const Real* p, int64_t experts, bool finite,
-                                                     const RouteRule& rule, double threshold, Real* left,
-                                                     int32_t* chosen, double* sum) {
-  if (!finite) {  // NaNs have no order: select by index; training then reports NaN gates instead of crashing
+[[gnu::always_inline]] inline int64_t select_experts(TokenBuffers<Real>& token, int64_t experts, bool finite,
+                                                     const RouteValues<Real>& by, double* sum) {
+  const RouteRule& rule = by.rule;
+  const Real *p = token.p.data(), *s = token.s.data();
+  int32_t* chosen = token.chosen.data();
+  // NaNs have no order: select by index; training then reports NaN gates instead of crashing. All experts
+  // need no order if no sum is wanted.
+  if (!finite || (!rule.by_threshold && !rule.renormalize && rule.most == experts)) {
     const int64_t count = rule.by_threshold ? 1 : rule.most;
     std::iota(chosen, chosen + count, 0);
     *sum = std::numeric_limits<double>::quiet_NaN();
     return count;
   }
-  *sum = 0;
-  if (!rule.by_threshold && rule.bias_on != BiasOn::kNothing) return rule.most;  // select_biased() selects
-  std::copy(p, p + experts, left);
+  const bool by_bias = by.bias != nullptr, by_prob = rule.by_threshold || !by_bias;
+  BitsOf<Real>*likely = token.likely.data(), *biased = token.biased.data();
+#pragma omp simd
+  for (int64_t e = 0; e < experts; ++e) likely[e] = key_of(p[e]);
+  if (by_bias) {
+    constexpr Real kLowest = std::numeric_limits<Real>::lowest();
+#pragma omp simd
+    for (int64_t e = 0; e < experts; ++e) {
+      const Real score = rule.bias_on == BiasOn::kLogit ? p[e] * by.bias[e] : fast_exp(s[e]) + by.bias[e];
+      biased[e] = key_of(score > kLowest ? score : kLowest);  // NaN has no order
+    }
+  }
   int64_t count = 0;
   double before = 0;
-  while (count < rule.most && (!rule.by_threshold || count == 0 || before < threshold)) {
-    const int32_t next = likeliest(left, static_cast<int32_t>(experts));
-    left[next] = -1;
-    before += p[next];
+  *sum = 0;
+  while (count < rule.most && (!rule.by_threshold || count == 0 || before < by.threshold)) {
+    int32_t next = 0;
+    if (by_prob) {
+      next = take_largest(likely, static_cast<int32_t>(experts));
+      before += p[next];
+    }
+    if (by_bias) next = take_largest(biased, static_cast<int32_t>(experts));
+    *sum += p[next];
     chosen[count++] = next;
   }
-  *sum = before;
   return count;
+}
+
+// Writes the gates of a token whose experts do not depend on each other. `cut` is null with relu. NaN counts
+// as selected, so that its gate shows in the loss.
+template <typename Real>
+[[gnu::always_inline]] inline void write_own_gates(const Real* z, const Real* cut, int64_t experts,
+                                                   Real* gates) {
+  if (cut == nullptr) {
+#pragma omp simd
+    for (int64_t e = 0; e < experts; ++e) gates[e] = z[e] <= 0 ? Real(0) : z[e];
+  } else {
+#pragma omp simd
+    for (int64_t e = 0; e < experts; ++e) {
+      const Real gate = 1 / (1 + fast_exp(-z[e]));
+      gates[e] = z[e] < cut[e] ? Real(0) : gate;
+    }
+  }
 }
 
 template <typename Real>
@@ -85,47 +114,68 @@ struct ChunkSums {
   double entropy = 0, router_z = 0;
 };
 
+// Selects the experts of a token by its probabilities and writes their gates. Returns their number.
+template <typename Real>
+[[gnu::always_inline]] inline int64_t write_gates(const Real* z, int64_t experts, bool finite,
+                                                  const RouteValues<Real>& by, TokenBuffers<Real>& buffers,
+                                                  Real* gates) {
+  const Real* p = buffers.p.data();
+  const int32_t* chosen = buffers.chosen.data();
+  double sum = 0;
+  const int64_t count = select_experts(buffers, experts, finite, by, &sum);
+  const double divisor = by.rule.renormalize ? sum : 1;
+  const bool is_sigmoid = by.rule.gate == Gate::kSigmoid;
+  std::fill(gates, gates + experts, Real(0));
+  for (int64_t n = 0; n < count; ++n) {
+    const int32_t e = chosen[n];
+    gates[e] = is_sigmoid ? 1 / (1 + fast_exp(-z[e])) : static_cast<Real>(p[e] / divisor);
+  }
+  return count;
+}
+
 template <typename Real>
 [[gnu::always_inline]] inline void route_chunk(const Real* logits, int64_t tokens, int64_t experts,
-                                               const RouteRule& rule, double threshold, Real theta,
-                                               const Real* bias, Real* gates, TokenBuffers<Real>& buffers,
-                                               ChunkSums& sums) {
+                                               const RouteValues<Real>& by, Real* gates,
+                                               TokenBuffers<Real>& buffers, ChunkSums& sums) {
+  // Before the first thresholds, gates are sigmoids but the likeliest experts are selected.
+  const bool own = by.rule.gate == Gate::kRelu || (by.cut != nullptr && !std::isnan(by.cut[0]));
   for (int64_t t = 0; t < tokens; ++t) {
     const Real* z = logits + t * experts;
     Real* gates_E = gates + t * experts;
     const Real* p = buffers.p.data();
     Real inverse_sigma = 1;
-    const auto state = probabilities(z, experts, rule, theta, buffers, &inverse_sigma);
-    double chosen_sum = 0;
-    const int64_t count = select_experts(p, experts, state.finite(), rule, threshold, buffers.work.data(),
-                                         buffers.chosen.data(), &chosen_sum);
-    if (bias != nullptr && state.finite())
-      chosen_sum =
-          select_biased(buffers, experts, rule, bias, count, buffers.work.data(), buffers.chosen.data());
-    const double divisor = rule.renormalize ? chosen_sum : 1;
-    std::fill(gates_E, gates_E + experts, Real(0));
-    for (int64_t n = 0; n < count; ++n) {
-      const int32_t e = buffers.chosen[n];
-      gates_E[e] = static_cast<Real>(p[e] / divisor);
-      ++sums.counts_E[e];
+    const auto state = probabilities(z, experts, by.rule, by.theta, buffers, &inverse_sigma);
+    int64_t count = 0;
+    if (own) {
+      write_own_gates(z, by.cut, experts, gates_E);
+      int64_t* counts_E = sums.counts_E.data();
+#pragma omp simd reduction(+ : count)
+      for (int64_t e = 0; e < experts; ++e) {
+        const int64_t chosen = gates_E[e] != 0 ? 1 : 0;
+        counts_E[e] += chosen;
+        count += chosen;
+      }
+    } else {
+      count = write_gates(z, experts, state.finite(), by, buffers, gates_E);
+      for (int64_t n = 0; n < count; ++n) ++sums.counts_E[buffers.chosen[n]];
     }
     ++sums.histogram[count];
+    const Real* q = by.rule.gate == Gate::kRelu ? gates_E : p;
     double* prob_E = sums.prob_E.data();
 #pragma omp simd
-    for (int64_t e = 0; e < experts; ++e) prob_E[e] += p[e];
+    for (int64_t e = 0; e < experts; ++e) prob_E[e] += q[e];
     sums.entropy += entropy_of(buffers.s.data(), p, state.lse(), experts);
-    const double lse = rule.normalize ? exponentials(z, experts, buffers.work.data()).lse() : state.lse();
+    const double lse = by.rule.normalize ? exponentials(z, experts, buffers.work.data()).lse() : state.lse();
     sums.router_z += lse * lse;
   }
 }
 
 template <typename Real>
-std::vector<ChunkSums> route_chunks(const at::Tensor& logits_TE, Real theta, const RouteRule& rule,
-                                    double threshold, const at::Tensor& bias_E, at::Tensor& gates_TE) {
+std::vector<ChunkSums> route_chunks(const at::Tensor& logits_TE, const RouteValues<Real>& by,
+                                    at::Tensor& gates_TE) {
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   const int64_t chunks = (tokens + kTokensPerChunk - 1) / kTokensPerChunk;
   const Real* logits = logits_TE.const_data_ptr<Real>();
-  const Real* bias = bias_E.defined() ? bias_E.const_data_ptr<Real>() : nullptr;
   Real* gates = gates_TE.mutable_data_ptr<Real>();
   std::vector<ChunkSums> sums(chunks);
   at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
@@ -136,9 +186,8 @@ std::vector<ChunkSums> route_chunks(const at::Tensor& logits_TE, Real theta, con
       sums[c].histogram.resize(experts + 1);
       const int64_t first = c * kTokensPerChunk;
       const int64_t count = std::min(kTokensPerChunk, tokens - first);
-      run_widest([&] {
-        route_chunk(logits + first * experts, count, experts, rule, threshold, theta, bias,
-                    gates + first * experts, buffers, sums[c]);
+      run_for_experts(experts, [&](auto known) {
+        route_chunk(logits + first * experts, count, known, by, gates + first * experts, buffers, sums[c]);
       });
     }
   });
@@ -148,13 +197,16 @@ std::vector<ChunkSums> route_chunks(const at::Tensor& logits_TE, Real theta, con
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route_cpu(
     const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
     c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
-    const std::optional<at::Tensor>& bias_E, c10::string_view bias_on) {
+    const std::optional<at::Tensor>& bias_E, c10::string_view bias_on, c10::string_view gate,
+    const std::optional<at::Tensor>& cut_E) {
   check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, bias_E, bias_on);
+  check_gate(logits_TE, top_k, renormalize, bias_E, gate, cut_E);
   const double p = threshold.item<double>();
   TORCH_CHECK(top_k > 0 || !std::isnan(p), "route: expected a threshold between 0 and 1, got ", p);
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   RouteRule rule = route_rule(normalization, experts, top_k, max_experts, renormalize);
   rule.bias_on = bias_on_of(bias_E, bias_on);
+  rule.gate = gate_of(gate);
   const auto dtype = accumulator_type(logits_TE);
   const auto real = logits_TE.options().dtype(dtype);
   at::Tensor gates_TE = at::empty({tokens, experts}, real);
@@ -162,10 +214,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
   at::Tensor histogram = at::zeros({experts + 1}, real.dtype(at::kLong));
   at::Tensor prob_E = at::zeros({experts}, real.dtype(at::kDouble));
   const at::Tensor z_TE = logits_TE.to(dtype).contiguous();
+  const at::Tensor bias = kernel_bias(bias_E, bias_on), cut = cut_E ? cut_E->contiguous() : at::Tensor();
   std::vector<ChunkSums> chunks;
   AT_DISPATCH_FLOATING_TYPES(dtype, "route", [&] {
+    const auto values = [](const at::Tensor& one_E) {
+      return one_E.defined() ? one_E.const_data_ptr<scalar_t>() : nullptr;
+    };
     const auto theta = rule.learn_scale ? scale.item<scalar_t>() : scalar_t(1);
-    chunks = route_chunks<scalar_t>(z_TE, theta, rule, p, kernel_bias(bias_E, bias_on), gates_TE);
+    chunks = route_chunks<scalar_t>(z_TE, {rule, p, theta, values(bias), values(cut)}, gates_TE);
   });
   double entropy = 0, router_z = 0;
   for (const ChunkSums& chunk : chunks) {

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "dtopp/ops/core/simd.h"
@@ -66,12 +67,34 @@ template <typename Real>
   return inverse_sigma;
 }
 
+// Calls `body` with the number of experts, compiled for the widest vector instructions. 64 experts, the
+// paper's number, are a compile-time constant: loops over them keep a token in registers.
+template <typename Body>
+void run_for_experts(int64_t experts, const Body& body) {
+  if (experts == 64)
+    run_widest([&] { body(std::integral_constant<int64_t, 64>()); });
+  else
+    run_widest([&] { body(experts); });
+}
+
+// An integer as wide as a float. The bits of floats above 0 have their order, and integer comparisons
+// vectorize (simd.h).
+template <typename Real>
+using BitsOf = std::conditional_t<sizeof(Real) == 4, int32_t, int64_t>;
+
 // The buffers of a chunk, reused for each of its tokens.
 template <typename Real>
 struct TokenBuffers {
   explicit TokenBuffers(int64_t experts)
-      : xhat(experts), s(experts), p(experts), work(experts), chosen(experts) {}
+      : xhat(experts),
+        s(experts),
+        p(experts),
+        work(experts),
+        likely(experts),
+        biased(experts),
+        chosen(experts) {}
   std::vector<Real> xhat, s, p, work;
+  std::vector<BitsOf<Real>> likely, biased;  // keys that order the experts
   std::vector<int32_t> chosen;
 };
 

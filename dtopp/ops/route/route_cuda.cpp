@@ -12,17 +12,20 @@ using OptionalTensor = std::optional<at::Tensor>;
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route_cuda(
     const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
     c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
-    const OptionalTensor& bias_E, c10::string_view bias_on) {
+    const OptionalTensor& bias_E, c10::string_view bias_on, c10::string_view gate,
+    const OptionalTensor& cut_E) {
   check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, bias_E, bias_on);
+  check_gate(logits_TE, top_k, renormalize, bias_E, gate, cut_E);
   const c10::DeviceGuard guard(logits_TE.device());
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   cuda::check_number_of_experts("route", experts);
   const auto dtype = accumulator_type(logits_TE);
   const auto real = logits_TE.options().dtype(dtype);
   const at::Tensor logits = logits_TE.contiguous(), theta = scale.to(dtype);
-  const at::Tensor bias = kernel_bias(bias_E, bias_on);
+  const at::Tensor bias = kernel_bias(bias_E, bias_on), cut = cut_E ? cut_E->contiguous() : at::Tensor();
   RouteRule rule = route_rule(normalization, experts, top_k, max_experts, renormalize);
   rule.bias_on = bias_on_of(bias_E, bias_on);
+  rule.gate = gate_of(gate);
   at::Tensor gates_TE = at::empty({tokens, experts}, real);
   at::Tensor counts_E = at::zeros({experts}, real.dtype(at::kLong));
   at::Tensor histogram = at::zeros({experts + 1}, real.dtype(at::kLong));
@@ -34,21 +37,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
     using Real = cuda::Accumulator<Scalar>;
     cuda::route_forward<Scalar>(
         {cuda::read<Scalar>(logits), cuda::read<Real>(theta), cuda::read<double>(threshold), tokens, experts,
-         rule, cuda::read_if<Real>(bias), cuda::write<Real>(gates_TE), cuda::write<int64_t>(counts_E),
-         cuda::write<int64_t>(histogram), cuda::write<double>(sums), cuda::write<Real>(mean_prob_E),
-         cuda::write<Real>(entropy), cuda::write<Real>(router_z)},
+         rule, cuda::read_if<Real>(bias), cuda::read_if<Real>(cut), cuda::write<Real>(gates_TE),
+         cuda::write<int64_t>(counts_E), cuda::write<int64_t>(histogram), cuda::write<double>(sums),
+         cuda::write<Real>(mean_prob_E), cuda::write<Real>(entropy), cuda::write<Real>(router_z)},
         cuda::current_stream(logits));
   });
   return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z};
 }
 
-std::tuple<at::Tensor, at::Tensor> route_backward_cuda(const at::Tensor& logits_TE, const at::Tensor& scale,
-                                                       const at::Tensor& gates_TE,
-                                                       const OptionalTensor& grad_gates_TE,
-                                                       const OptionalTensor& grad_mean_prob_E,
-                                                       const OptionalTensor& grad_entropy,
-                                                       const OptionalTensor& grad_router_z,
-                                                       c10::string_view normalization, bool renormalize) {
+std::tuple<at::Tensor, at::Tensor> route_backward_cuda(
+    const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& gates_TE,
+    const OptionalTensor& grad_gates_TE, const OptionalTensor& grad_mean_prob_E,
+    const OptionalTensor& grad_entropy, const OptionalTensor& grad_router_z, c10::string_view normalization,
+    bool renormalize, c10::string_view gate) {
   check_route_backward(logits_TE, scale, gates_TE,
                        {grad_gates_TE, grad_mean_prob_E, grad_entropy, grad_router_z}, normalization);
   const c10::DeviceGuard guard(logits_TE.device());
@@ -63,14 +64,16 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cuda(const at::Tensor& logits_
   at::Tensor grad_logits_TE = at::empty({tokens, experts}, logits_TE.options());
   const at::Tensor grad_theta = at::empty({}, real);
   const at::Tensor sums = at::empty({cuda::route_blocks(tokens)}, real.dtype(at::kDouble));
+  RouteRule rule = route_rule(normalization, experts, 0, 0, renormalize);
+  rule.gate = gate_of(gate);
   cuda::dispatch(logits, [&](auto scalar) {
     using Scalar = decltype(scalar);
     using Real = cuda::Accumulator<Scalar>;
     cuda::route_backward<Scalar>(
         {cuda::read<Scalar>(logits), cuda::read<Real>(theta), cuda::read<Real>(gates),
          cuda::read_if<Real>(grad_gates), cuda::read_if<Real>(grad_prob), cuda::read_if<Real>(grad_h),
-         cuda::read_if<Real>(grad_z), tokens, experts, route_rule(normalization, experts, 0, 0, renormalize),
-         cuda::write<Scalar>(grad_logits_TE), cuda::write<double>(sums), cuda::write<Real>(grad_theta)},
+         cuda::read_if<Real>(grad_z), tokens, experts, rule, cuda::write<Scalar>(grad_logits_TE),
+         cuda::write<double>(sums), cuda::write<Real>(grad_theta)},
         cuda::current_stream(logits));
   });
   return {grad_logits_TE, grad_theta.to(scale.scalar_type())};

@@ -107,6 +107,12 @@ __device__ Real entropy_of(const RouteToken<Real, kPerLane>& token) {
   return warp_sum(entropy);
 }
 
+// Whether the token selects this expert by its logit alone.
+template <typename Real>
+__device__ bool is_above(Real z, const Real* cut_E, int e) {
+  return cut_E == nullptr ? !(z <= 0) : !(z < cut_E[e]);
+}
+
 // A block's shared memory: sums of P over its tokens, scratch (one number per warp) and counts.
 struct BlockStatistics {
   double *prob_E, *scratch;
@@ -159,7 +165,10 @@ __device__ void route_token(const RouteForward<Scalar>& in, int64_t t,
   load_token(in.logits_TE + t * experts, experts, in.rule, theta, token);
   Real left[kPerLane];
   double chosen_sum = 0;
-  const int count = select_experts(token, experts, in.rule, *in.threshold, left, &chosen_sum);
+  // Before the first thresholds, gates are sigmoids but the likeliest experts are selected.
+  const bool own =
+      in.rule.gate == Gate::kRelu || (in.rule.gate == Gate::kSigmoid && in.cut_E[0] == in.cut_E[0]);
+  int count = own ? 0 : select_experts(token, experts, in.rule, *in.threshold, left, &chosen_sum);
   if (in.bias_E != nullptr && token.finite())
     chosen_sum = select_biased(token, experts, in.rule, in.bias_E, count, left);
   const double divisor = in.rule.renormalize ? chosen_sum : 1;
@@ -167,11 +176,18 @@ __device__ void route_token(const RouteForward<Scalar>& in, int64_t t,
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     if (expert_of(i) >= experts) continue;
-    const bool chosen = left[i] == kTaken<Real>;
-    gates_E[expert_of(i)] = chosen ? static_cast<Real>(token.p[i] / divisor) : Real(0);
+    const Real z = token.z[i];
+    Real gate = in.rule.gate == Gate::kRelu      ? z
+                : in.rule.gate == Gate::kSigmoid ? 1 / (1 + std::exp(-z))
+                                                 : static_cast<Real>(token.p[i] / divisor);
+    const bool chosen = own ? is_above(z, in.cut_E, expert_of(i)) && gate != 0 : left[i] == kTaken<Real>;
+    if (!chosen) gate = 0;
+    gates_E[expert_of(i)] = gate;
     if (chosen) atomicAdd(statistics.counts_E + expert_of(i), 1);
-    sums.prob[i] += token.p[i];
+    if (own) count += chosen ? 1 : 0;
+    sums.prob[i] += in.rule.gate == Gate::kRelu ? gate : token.p[i];
   }
+  if (own) count = warp_sum(count);
   if (lane_index() == 0) atomicAdd(statistics.histogram + count, 1);
   sums.entropy += entropy_of(token);
   const double lse = in.rule.normalize ? exponentials(token.z, experts, left).lse() : token.lse;

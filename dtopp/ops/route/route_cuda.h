@@ -17,7 +17,7 @@ struct RouteForward {
   const double* threshold;
   int64_t tokens, experts;
   RouteRule rule;
-  const Real* bias_E;  // kernel_bias(); null: none
+  const Real *bias_E, *cut_E;  // kernel_bias() and cut_E; null: none
   Real* gates_TE;
   int64_t *counts_E, *histogram;  // zeros on entry
   double* sums;                   // [E + 2, route_blocks(tokens)], workspace

@@ -24,6 +24,11 @@ void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at:
                  c10::string_view normalization, int64_t top_k, int64_t max_experts,
                  const std::optional<at::Tensor>& bias_E, c10::string_view bias_on);
 
+// Checks that `gate`, the cut and the arguments of the selection fit together.
+void check_gate(const at::Tensor& logits_TE, int64_t top_k, bool renormalize,
+                const std::optional<at::Tensor>& bias_E, c10::string_view gate,
+                const std::optional<at::Tensor>& cut_E);
+
 // The bias as the kernels use it: a factor of P (logit) or a summand (score). Undefined without a bias.
 at::Tensor kernel_bias(const std::optional<at::Tensor>& bias_E, c10::string_view bias_on);
 BiasOn bias_on_of(const std::optional<at::Tensor>& bias_E, c10::string_view bias_on);

@@ -14,6 +14,10 @@ constexpr double kVarianceEpsilon = 1e-6;
 // The scores to which a bias is added when it decides which experts a token selects.
 enum class BiasOn { kNothing, kLogit, kScore };
 
+// A selected expert's gate: of its probability, its logit, or sigmoid of its logit. The last two have a
+// selection of their own (route.h).
+enum class Gate { kProbability, kRelu, kSigmoid };
+
 struct RouteRule {
   bool normalize;    // fixed or dynamic
   bool learn_scale;  // dynamic
@@ -21,7 +25,13 @@ struct RouteRule {
   bool by_threshold;  // false: a token selects the `most` likeliest experts
   int most;           // experts per token
   BiasOn bias_on = BiasOn::kNothing;
+  Gate gate = Gate::kProbability;
 };
+
+// `name` is route's argument.
+inline Gate gate_of(std::string_view name) {
+  return name == "relu" ? Gate::kRelu : name == "sigmoid" ? Gate::kSigmoid : Gate::kProbability;
+}
 
 // `normalization`, top_k, max_experts and `renormalize` are route's arguments.
 inline RouteRule route_rule(std::string_view normalization, int64_t experts, int64_t top_k,

@@ -1,7 +1,8 @@
 #include <gtest/gtest.h>
 
-#include "dtopp/moe/routers/logit_histogram.h"
 #include "dtopp/moe/routers/make_router.h"
+#include "dtopp/moe/routers/ranked_logit.h"
+#include "dtopp/ops/route/logit_histogram.h"
 
 namespace dtopp::moe::expert_threshold_test {
 namespace {
@@ -38,7 +39,8 @@ at::Tensor exact_rank(const at::Tensor& z_TE, int64_t rank) {
 TEST(LogitHistogram, rank_is_within_a_bin_of_the_exact_one) {
   const at::Tensor z_TE = at::randn({500, 6}) * 3;
   for (const int64_t rank : {1, 2, 77, 250, 500}) {
-    const at::Tensor error_E = ranked_logit(logit_histogram(z_TE), rank) - exact_rank(z_TE, rank);
+    const at::Tensor error_E =
+        ranked_logit(ops::logit_histogram(z_TE, /*stride=*/1), rank) - exact_rank(z_TE, rank);
     EXPECT_LE(error_E.abs().max().item<double>(), 1.0 / 32) << rank;
   }
 }
@@ -46,17 +48,31 @@ TEST(LogitHistogram, rank_is_within_a_bin_of_the_exact_one) {
 TEST(LogitHistogram, rank_is_exact_where_it_ends_a_bin) {
   const at::Tensor z_TE = at::tensor({3.0F, 1.0F, 1.0F, -2.0F, -2.0F, -5.5F}).view({6, 1});
   for (const int64_t rank : {1, 3, 5, 6})
-    EXPECT_EQ(ranked_logit(logit_histogram(z_TE), rank).item<double>(),
+    EXPECT_EQ(ranked_logit(ops::logit_histogram(z_TE, /*stride=*/1), rank).item<double>(),
               exact_rank(z_TE, rank).item<double>());
 }
 
 TEST(LogitHistogram, counts_every_value_once) {
   const float inf = std::numeric_limits<float>::infinity();
   const at::Tensor z_TE = at::tensor({-inf, inf, 99.0F, -99.0F, 0.0F, std::nanf("")}).view({6, 1});
-  const at::Tensor counts = logit_histogram(z_TE)[0];
+  const at::Tensor counts = ops::logit_histogram(z_TE, /*stride=*/1)[0];
   EXPECT_EQ(counts[0].item<int64_t>(), 3);
-  EXPECT_EQ(counts[kLogitBins - 1].item<int64_t>(), 2);
-  EXPECT_EQ(counts[kLogitBins / 2].item<int64_t>(), 1);
+  EXPECT_EQ(counts[ops::kLogitBins - 1].item<int64_t>(), 2);
+  EXPECT_EQ(counts[ops::kLogitBins / 2].item<int64_t>(), 1);
+}
+
+// The plain version runs on every device but a CPU.
+TEST(LogitHistogram, the_cpu_counts_what_the_plain_version_counts) {
+  const auto plain = c10::Dispatcher::singleton()
+                         .findSchemaOrThrow("dtopp::logit_histogram", "")
+                         .typed<at::Tensor(const at::Tensor&, int64_t)>();
+  for (const int64_t experts : {1, 5, 16, 33, 64}) {
+    for (const int64_t stride : {1, 3}) {
+      const at::Tensor z_TE = at::randn({101, experts}) * 9;
+      EXPECT_TRUE(ops::logit_histogram(z_TE, stride)
+                      .equal(plain.redispatch(c10::DispatchKeySet(c10::DispatchKey::CUDA), z_TE, stride)));
+    }
+  }
 }
 
 TEST(ExpertThreshold, a_logit_that_equals_the_threshold_is_selected) {
@@ -75,7 +91,7 @@ TEST(ExpertThreshold, averages_the_cuts_of_the_steps) {
   for (int n = 1; n <= 3; ++n) {
     const at::Tensor z_TE = at::randn({600, 6});
     step(*router, z_TE);
-    average = 0.9 * average + 0.1 * ranked_logit(logit_histogram(z_TE), 200);
+    average = 0.9 * average + 0.1 * ranked_logit(ops::logit_histogram(z_TE, /*stride=*/1), 200);
     EXPECT_TRUE(router->state()[0].second[0].allclose(average, 1e-12, 0));
     EXPECT_NEAR(router->metric("cut")[0], (average / (1 - std::pow(0.9, n))).mean().item<double>(), 1e-6);
   }

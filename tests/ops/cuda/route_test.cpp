@@ -20,46 +20,58 @@ struct Options {
   bool renormalize = true;
   double scale = 1.3;
   const char* bias_on = nullptr;  // null: no bias
+  const char* gate = "probability";
+  bool has_cuts = true;  // with gate sigmoid: whether the cuts are numbers
 };
 
-const Options kOptions[] = {{},
-                            {.normalization = "fixed", .threshold = 0.95},
-                            {.normalization = "none"},
-                            {.threshold = 0.9, .renormalize = false},
-                            {.threshold = 0.9, .max_experts = 2},
-                            {.normalization = "fixed", .top_k = 1},
-                            {.normalization = "none", .top_k = 3, .max_experts = 2, .renormalize = false},
-                            {.threshold = 1.5},
-                            {.bias_on = "logit"},
-                            {.normalization = "none", .max_experts = 3, .bias_on = "logit"},
-                            {.normalization = "none", .top_k = 3, .bias_on = "score"}};
+const Options kOptions[] = {
+    {},
+    {.normalization = "fixed", .threshold = 0.95},
+    {.normalization = "none"},
+    {.threshold = 0.9, .renormalize = false},
+    {.threshold = 0.9, .max_experts = 2},
+    {.normalization = "fixed", .top_k = 1},
+    {.normalization = "none", .top_k = 3, .max_experts = 2, .renormalize = false},
+    {.threshold = 1.5},
+    {.bias_on = "logit"},
+    {.normalization = "none", .max_experts = 3, .bias_on = "logit"},
+    {.normalization = "none", .top_k = 3, .bias_on = "score"},
+    {.normalization = "none", .renormalize = false, .gate = "relu"},
+    {.renormalize = false, .gate = "relu"},
+    {.normalization = "none", .top_k = 3, .renormalize = false, .gate = "sigmoid"},
+    {.normalization = "none", .top_k = 3, .renormalize = false, .gate = "sigmoid", .has_cuts = false}};
 
 struct Inputs {
   at::Tensor logits_TE, scale, threshold;
-  OptionalTensor bias_E{};
+  OptionalTensor bias_E{}, cut_E{};
 };
 
 Inputs inputs_of(const at::Tensor& logits_TE, const Options& options) {
   const auto real = logits_TE.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return {logits_TE, at::scalar_tensor(options.scale, at::TensorOptions(real)),
-          at::scalar_tensor(options.threshold, at::kDouble),
-          options.bias_on == nullptr ? OptionalTensor()
-                                     : at::arange(logits_TE.size(1), at::TensorOptions(real)).mul(0.7).sin()};
+  Inputs in{logits_TE, at::scalar_tensor(options.scale, at::TensorOptions(real)),
+            at::scalar_tensor(options.threshold, at::kDouble)};
+  const at::Tensor wave_E = at::arange(logits_TE.size(1), at::TensorOptions(real)).mul(0.7).sin();
+  if (options.bias_on != nullptr) in.bias_E = wave_E;
+  if (options.gate == std::string("sigmoid"))
+    in.cut_E = options.has_cuts ? wave_E : at::full_like(wave_E, std::numeric_limits<double>::quiet_NaN());
+  return in;
 }
 
 Outputs run_cuda(const Inputs& in, const Options& options) {
   return call_cuda<Outputs(const at::Tensor&, const at::Tensor&, const at::Tensor&, c10::string_view, int64_t,
-                           int64_t, bool, const OptionalTensor&, c10::string_view)>(
+                           int64_t, bool, const OptionalTensor&, c10::string_view, c10::string_view,
+                           const OptionalTensor&)>(
       "dtopp::route", in.logits_TE, in.scale, in.threshold, c10::string_view(options.normalization),
       std::min(options.top_k, in.logits_TE.size(1)), options.max_experts, options.renormalize, in.bias_E,
-      c10::string_view(options.bias_on == nullptr ? "logit" : options.bias_on));
+      c10::string_view(options.bias_on == nullptr ? "logit" : options.bias_on),
+      c10::string_view(options.gate), in.cut_E);
 }
 
 Outputs run_cpu(const Inputs& in, const Options& options) {
   const RouteOutput out =
       route(in.logits_TE, in.scale, in.threshold, options.normalization,
             std::min(options.top_k, in.logits_TE.size(1)), options.max_experts, options.renormalize,
-            in.bias_E, options.bias_on == nullptr ? "logit" : options.bias_on);
+            in.bias_E, options.bias_on == nullptr ? "logit" : options.bias_on, options.gate, in.cut_E);
   return {out.gates_TE, out.tokens_per_expert_E, out.active_histogram, out.mean_prob_E, out.entropy,
           out.router_z};
 }
@@ -70,13 +82,14 @@ struct MeanGradients {
 
 using BackwardSignature = Gradients(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                     const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                                    const OptionalTensor&, c10::string_view, bool);
+                                    const OptionalTensor&, c10::string_view, bool, c10::string_view);
 
 Gradients run_cuda_backward(const Inputs& in, const at::Tensor& gates_TE, const MeanGradients& grad,
                             const Options& options) {
   return call_cuda<BackwardSignature>("dtopp::route_backward", in.logits_TE, in.scale, gates_TE,
                                       grad.gates_TE, grad.prob_E, grad.entropy, grad.router_z,
-                                      c10::string_view(options.normalization), options.renormalize);
+                                      c10::string_view(options.normalization), options.renormalize,
+                                      c10::string_view(options.gate));
 }
 
 Gradients run_cpu_backward(const Inputs& in, const at::Tensor& gates_TE, const MeanGradients& grad,
@@ -85,7 +98,7 @@ Gradients run_cpu_backward(const Inputs& in, const at::Tensor& gates_TE, const M
       .findSchemaOrThrow("dtopp::route_backward", "")
       .typed<BackwardSignature>()
       .call(in.logits_TE, in.scale, gates_TE, grad.gates_TE, grad.prob_E, grad.entropy, grad.router_z,
-            options.normalization, options.renormalize);
+            options.normalization, options.renormalize, options.gate);
 }
 
 // Both kernels round alike except for the last bits.

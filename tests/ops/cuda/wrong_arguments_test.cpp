@@ -48,10 +48,10 @@ TEST(WrongArgumentsOnHost, more_than_the_kernels_hold_is_refused) {
   const int64_t experts = cuda::kMostExperts + 1, hidden = cuda::kWidestNorm + 2;
   const at::Tensor one = at::ones({}), half = at::full({}, 0.5, at::kDouble);
   const at::Tensor logits = at::zeros({2, experts});
-  expect_error({"route", {logits, one, half, "dynamic", 0, 0, true, c10::IValue(), "logit"}},
-               "route: expected at most 2048 experts");
   const c10::IValue none;
-  expect_error({"route_backward", {logits, one, logits, none, none, none, none, "dynamic", true}},
+  expect_error({"route", {logits, one, half, "dynamic", 0, 0, true, none, "logit", "probability", none}},
+               "route: expected at most 2048 experts");
+  expect_error({"route_backward", {logits, one, logits, none, none, none, none, "dynamic", true, "relu"}},
                "route_backward: expected at most 2048 experts");
   expect_error(
       {"moe_ffn",

@@ -18,13 +18,24 @@ ROUTES = [
     dict(normalization="fixed", top_k=1),
     dict(normalization="dynamic", top_k=3),
     dict(normalization="none", top_k=3, max_experts=2, renormalize=False),
+    dict(normalization="none", gate="relu", renormalize=False),
+    dict(normalization="dynamic", gate="relu", renormalize=False),
+    dict(normalization="none", gate="sigmoid", cut=0.3, top_k=3, renormalize=False),
+    dict(normalization="none", gate="sigmoid", cut=float("nan"), top_k=3, renormalize=False),
 ]
+
+
+def options_of(row, experts, dtype=torch.float32):
+    """The options of route: a row of ROUTES with top_k within bounds and cuts, if it has one, per expert."""
+    options = dict(row, top_k=min(row.get("top_k", 0), experts))
+    cut = options.pop("cut", None)
+    return options if cut is None else options | {"cut_E": torch.linspace(-1, 1, experts, dtype=dtype) + cut}
 
 
 @pytest.mark.parametrize("options", ROUTES, ids=str)
 @pytest.mark.parametrize("tokens,experts", [(0, 4), (1, 1), (7, 1), (33, 5), (300, 64)])
 def test_route_matches_reference(options, tokens, experts):
-    options = dict(options, top_k=min(options.get("top_k", 0), experts))
+    options = options_of(options, experts)
     logits = randn(tokens, experts, std=2.0).requires_grad_()
     scale = torch.tensor(1.3, requires_grad=True)
     threshold = torch.tensor(0.61, dtype=torch.float64)
@@ -53,6 +64,7 @@ def test_route_gradients_match_finite_differences(options):
     logits = randn(5, 6, dtype=torch.float64, std=1.5).requires_grad_()
     scale = torch.tensor(1.2, dtype=torch.float64, requires_grad=True)
     threshold = torch.tensor(0.55, dtype=torch.float64)
+    options = options_of(options, 6, torch.float64)
 
     def differentiable(z, theta):
         out = ops.route(z, theta, threshold, **options)

@@ -41,7 +41,8 @@ def close(actual, expected, dtype, scale=1.0):
     assert worst <= bound * max(largest, 1e-12), f"off by {worst} where the largest is {largest}"
 
 
-def route_reference(logits, scale, threshold, normalization="dynamic", top_k=0, max_experts=0, renormalize=True):
+def route_reference(logits, scale, threshold, normalization="dynamic", top_k=0, max_experts=0, renormalize=True,
+                    gate="probability", cut_E=None):
     """Returns the differentiable outputs. The selected set comes from one sorted pass per token."""
     z = logits.double()
     s = z
@@ -62,12 +63,17 @@ def route_reference(logits, scale, threshold, normalization="dynamic", top_k=0, 
                 break
             chosen[t, e] = True
             before += prob[t, e].item()
-    gates = prob * chosen
+    if gate == "relu":
+        chosen = z > 0
+    if gate == "sigmoid" and not cut_E.isnan().any():
+        chosen = z >= cut_E.double()
+    gates = {"probability": prob, "relu": z.relu(), "sigmoid": z.sigmoid()}[gate] * chosen
     if renormalize:
         gates = gates / gates.sum(-1, keepdim=True)
     tokens = max(z.shape[0], 1)
     entropy = -torch.special.xlogy(prob, prob).sum() / tokens
-    return gates, chosen, prob.sum(0) / tokens, entropy, z.logsumexp(-1).pow(2).sum() / tokens
+    mean = (gates if gate == "relu" else prob).sum(0) / tokens
+    return gates, chosen, mean, entropy, z.logsumexp(-1).pow(2).sum() / tokens
 
 
 def moe_reference(x, gates, gate_up, down):
