@@ -1,12 +1,16 @@
 """Measures whether each routing method costs more than Top-k, and whether solving for the threshold costs more than the
-paper's controller.
+paper's controller. With --imbalance, it measures how much slower a step becomes as the load of the experts becomes
+uneven.
 
-Compares whole training steps of each method and of Top-k at the same mean, 300 in turn (hidden 256, 4 layers, 64
-experts of 128, 8 active, vocabulary 8,192, 4 x 512 tokens). relu keeps half of all experts active and is compared with
-Top-k of 32. Prints one JSON line.
+Compares whole training steps of each method and of Top-k, in turn (hidden 256, 4 layers, 64 experts of 128, 8 active,
+vocabulary 8,192, 4 x 512 tokens): seconds per step, and seconds per active FLOP, because relu meets the target only
+after a while. --warm steps come first.
+
+--imbalance: the router is hash, whose choice depends on the token only, so each token has exactly 8 experts. A share of
+the tokens is the same one, so its experts have more tokens than the others.
 
 Each method trains in a process of its own, stopped while the others run; a step interrupted by a stop is left
-out. Ratios compare medians of the same round, and the median over rounds counts.
+out. Ratios compare medians of the same round, and the median over rounds counts. Prints one JSON line.
 """
 
 import argparse
@@ -16,48 +20,85 @@ import pathlib
 import statistics
 import tempfile
 
+import numpy as np
 from training_side import start_dtopp
 
 CASE = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 128, "num_experts": 64, "active": 8,
         "vocab_size": 8192, "sequence_length": 512, "batch": 4}
-METHODS = ("top_k", "top_k_of_half", "top_k_bias", "dtop_p", "solve", "dtop_p_bias", "relu", "expert_threshold")
+METHODS = ("top_k", "top_k_bias", "dtop_p", "solve", "dtop_p_bias", "relu", "expert_threshold", "hash")
+SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)  # of equal tokens
+SLOWER = 1.05
 
 
-def start(method, args, folder):
-    active = {"active": CASE["num_experts"] // 2} if method in ("top_k_of_half", "relu") else {}
-    return start_dtopp(CASE | active, method.removesuffix("_of_half"), args.precision, args.threads, folder / method)
+def measure(sides, rounds, count):
+    """The metrics of each side's steps, per round."""
+    steps = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            steps[name].append(side.steps(count))
+    return steps
+
+
+def ratio(steps, name, other, cost):
+    """The cost of a step against another side's, the median over rounds."""
+    of = {side: [statistics.median(map(cost, taken)) for taken in steps[side]] for side in (name, other)}
+    return round(statistics.median(a / b for a, b in zip(of[name], of[other])), 4)
+
+
+def mean(steps, key):
+    return round(statistics.mean(step[key] for taken in steps for step in taken), 3)
+
+
+def seconds(step):
+    return CASE["batch"] * CASE["sequence_length"] / step["throughput/tokens_per_second"]
+
+
+def per_flop(step):
+    return 1 / step["throughput/tflops"]
+
+
+def methods_report(steps):
+    others = [name for name in steps if name != "top_k"]
+    return {"active_experts": {name: mean(taken, "moe/active_experts") for name, taken in steps.items()},
+            "imbalance": {name: mean(taken, "moe/imbalance") for name, taken in steps.items()},
+            "seconds": {name: round(statistics.median(seconds(s) for r in taken for s in r), 4) for name, taken in steps.items()},
+            "against_top_k": {name: ratio(steps, name, "top_k", seconds) for name in others},
+            "per_active_flop_against_top_k": {name: ratio(steps, name, "top_k", per_flop) for name in others}}
+
+
+def imbalance_report(steps):
+    imbalance = [mean(taken, "moe/imbalance") for taken in steps.values()]
+    slower = [ratio(steps, name, SHARES[0], seconds) for name in steps]
+    rising = np.maximum.accumulate(slower)
+    return {"active_experts": [mean(taken, "moe/active_experts") for taken in steps.values()], "imbalance": imbalance,
+            "against_balanced": slower,
+            "imbalance_that_costs_5_percent": round(float(np.interp(SLOWER, rising, imbalance)), 2) if rising[-1] >= SLOWER else None}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--imbalance", action="store_true")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=5, help="steps per method and round")
+    parser.add_argument("--warm", type=int, default=60, help="steps of relu before the first round")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     args = parser.parse_args()
+    names = SHARES if args.imbalance else list(dict.fromkeys(["top_k", *args.methods]))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
-        sides = {method: running.enter_context(start(method, args, pathlib.Path(folder))) for method in args.methods}
-        steps = {method: [] for method in sides}
-        for _ in range(args.rounds):
-            for method, side in sides.items():
-                steps[method].append(side.steps(args.steps))
-    tokens = CASE["batch"] * CASE["sequence_length"]
-    seconds = {method: [statistics.median(tokens / step["throughput/tokens_per_second"] for step in taken) for taken in rounds]
-               for method, rounds in steps.items()}
-    steps = {method: [step for taken in rounds for step in taken] for method, rounds in steps.items()}
+        def start(name):
+            method, equal = ("hash", name) if args.imbalance else (name, 0.0)
+            return running.enter_context(start_dtopp(CASE, method, args.precision, args.threads,
+                                                     pathlib.Path(folder) / str(name), equal))
 
-    def ratio(method, other):
-        return round(statistics.median(a / b for a, b in zip(seconds[method], seconds[other])), 4)
-
-    print(json.dumps({
-        "case": "routing_methods", "precision": args.precision, "threads": args.threads,
-        "steps": sum(map(len, steps.values())),
-        "active_experts": {m: round(statistics.mean(s["moe/active_experts"] for s in taken), 3)
-                           for m, taken in steps.items()},
-        "seconds": {method: round(statistics.median(values), 4) for method, values in seconds.items()},
-        "against_top_k": {method: ratio(method, other) for method in args.methods
-                          if (other := "top_k_of_half" if method == "relu" else "top_k") in args.methods and method != other}}))
+        sides = {name: start(name) for name in names}
+        if "relu" in sides:
+            sides["relu"].steps(args.warm)
+        steps = measure(sides, args.rounds, args.steps)
+    print(json.dumps({"case": "imbalance" if args.imbalance else "routing_methods", "precision": args.precision,
+                      "threads": args.threads, "steps": sum(len(taken) for rounds in steps.values() for taken in rounds)}
+                     | (imbalance_report if args.imbalance else methods_report)(steps)))
 
 
 if __name__ == "__main__":

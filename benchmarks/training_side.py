@@ -82,16 +82,17 @@ class Side:
 
 def routing_of(method, experts, active):
     """The `routing` section with which a token selects `active` experts. `method` is dense, a routing.method, or solve:
-    DTop-p with a solved threshold. relu keeps the half of the experts with which a new model begins."""
+    DTop-p with a solved threshold. A new model's relu begins with half of the experts; its first weight is large, so
+    that it soon comes near `active`."""
     if method == "dense":
         return {}
     routing = {"method": "dtop_p" if method == "solve" else method, "experts": active}
-    if method in ("top_k_bias", "relu", "expert_threshold"):
+    if method in ("top_k_bias", "relu", "expert_threshold", "hash"):
         routing["normalization"] = "none"
     if method in ("relu", "expert_threshold"):
         routing["renormalize"] = False
     if method == "relu":
-        routing |= {"lambda_0": 1e-12, "lambda_factor": 1.000001}
+        routing["lambda_0"] = 0.1
     if "p" in method.split("_") or method == "solve":
         routing |= {"threshold": starting_threshold(experts, active), "controller": "solve" if method == "solve" else "pi"}
     return routing
@@ -107,18 +108,23 @@ def start_run(config, folder):
     return Side([BINARY, "train", folder / "run.yaml"], folder / "dtopp.log", folder / "run/metrics.jsonl")
 
 
-def start_dtopp(case, method, precision, threads, folder):
-    """Trains a language model on random tokens. `case` holds the model's keys, `active` experts per token,
-    the `batch` and, for several micro-batches, the `micro_batch`. `method` is as in routing_of."""
+def start_dtopp(case, method, precision, threads, folder, equal=0.0):
+    """Trains a language model on random tokens, of which the share `equal` are the same one. `case` holds the model's
+    keys, `active` experts per token, the `batch` and, for several micro-batches, the `micro_batch`. `method` is as in
+    routing_of."""
     folder.mkdir(parents=True)
-    np.random.default_rng(1).integers(0, case["vocab_size"], 2_000_000).astype("<u2").tofile(folder / "train.npy")
+    random = np.random.default_rng(1)
+    tokens = random.integers(0, case["vocab_size"], 2_000_000)
+    tokens[random.random(tokens.size) < equal] = 0
+    tokens.astype("<u2").tofile(folder / "train.npy")
     model = {k: v for k, v in case.items() if k not in ("active", "batch", "micro_batch")}
     if method == "dense":
         model["num_experts"] = 1
     return start_run({
         "name": "training_step", "model": model | {"tie_embeddings": True},
         "routing": routing_of(method, case["num_experts"], case["active"]),
-        "loss": {"load_balance": 0.0 if method in ("top_k_bias", "dtop_p_bias", "relu", "expert_threshold") else 1e-4},
+        "loss": {"load_balance": 1e-4 if method in ("dense", "top_k", "top_p", "dtop_p", "solve") else 0.0,
+                 "dynamic": 1e-3 if method in ("top_p", "dtop_p", "solve", "dtop_p_bias") else 0.0},
         "optimizer": {"lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 0}, "data": {"train": [str(folder / "train.npy")]},
         "training": {"steps": 100000, "global_batch_size": case["batch"], "micro_batch_size": case.get("micro_batch", case["batch"]),
                      "precision": precision, "device": "cpu", "threads": threads},

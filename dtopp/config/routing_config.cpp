@@ -122,6 +122,10 @@ void validate_top_k_by_source(const RoutingConfig& config, const ModelConfig& mo
 void validate_scores(const RoutingConfig& config, const ModelConfig& model) {
   const std::string method(enum_name(config.method));
   const bool is_sigmoid = config.method == RoutingMethod::kTopKBias && model.zero_experts == 0;
+  if (!(config.gate_scale > 0)) throw InvalidValue("routing.gate_scale", "must be positive");
+  if (!is_sigmoid && config.gate_scale != 1)
+    throw InvalidValue("routing.gate_scale",
+                       "needs routing.method: top_k_bias without zero experts; set it to 1");
   if (!is_sigmoid && !may_select_none(config.method)) return;
   if (config.normalization != Normalization::kNone)
     throw InvalidValue("routing.normalization", "must be none for " + method);
@@ -195,6 +199,8 @@ void validate(const RoutingConfig& config, const ModelConfig& model) {
   if (model.zero_experts > 0) validate_zero_experts(config);
   validate_top_k_by_source(config, model);
   validate_schedule(config, model);
+  if (!(config.bias_until >= 0 && config.bias_until <= 1))
+    throw InvalidValue("routing.bias_until", "must lie in [0, 1], is " + text_of(config.bias_until));
   if (config.method == RoutingMethod::kTopP) return;
   validate_experts(config, model);
   validate_scores(config, model);

@@ -88,6 +88,8 @@ struct RoutingConfig {
   std::vector<double> schedule, schedule_at;
   ScheduleShape schedule_shape = ScheduleShape::kLinear;
   double bias_rate = 1e-3;     // top_k_bias, dtop_p_bias: change of a bias per step
+  double bias_until = 1.0;     // share of training.steps after which biases stay
+  double gate_scale = 1.0;     // top_k_bias: the sum of a token's gates
   double lambda_0 = 1e-8;      // relu: the first weight of its loss
   double lambda_factor = 1.2;  // relu: change of the weight per step
   double cut_decay = 0.99;     // expert_threshold: decay of the thresholds' moving average
@@ -112,6 +114,8 @@ void visit_fields(SectionOf<RoutingConfig> auto& config, auto&& field) {
   field("schedule_at", config.schedule_at);
   field("schedule_shape", config.schedule_shape);
   field("bias_rate", config.bias_rate);
+  field("bias_until", config.bias_until);
+  field("gate_scale", config.gate_scale);
   field("lambda_0", config.lambda_0);
   field("lambda_factor", config.lambda_factor);
   field("cut_decay", config.cut_decay);

@@ -19,6 +19,7 @@ void validate(const LossConfig& loss) {
   require_not_negative("loss.load_balance", loss.load_balance);
   require_not_negative("loss.dynamic", loss.dynamic);
   require_not_negative("loss.router_z", loss.router_z);
+  require_not_negative("loss.sequence_balance", loss.sequence_balance);
 }
 
 // For methods without logits.
@@ -27,6 +28,17 @@ void refuse_router_losses(const LossConfig& loss) {
        {std::pair("loss.load_balance", loss.load_balance), std::pair("loss.dynamic", loss.dynamic),
         std::pair("loss.router_z", loss.router_z)})
     if (weight != 0) throw InvalidValue(key, "hash has no router to train; set it to 0 (or method=hash)");
+}
+
+// Losses that only some methods have.
+void validate_router_losses(const LossConfig& loss, const RoutingConfig& routing, const ModelConfig& model) {
+  if (!has_logits(routing.method)) refuse_router_losses(loss);
+  if (routing.method == RoutingMethod::kRelu && loss.load_balance != 0)
+    throw InvalidValue("loss.load_balance", "must be 0 for relu, which moves the weight itself");
+  const bool is_sigmoid = routing.method == RoutingMethod::kTopKBias && model.zero_experts == 0;
+  if (loss.sequence_balance != 0 && !is_sigmoid)
+    throw InvalidValue("loss.sequence_balance",
+                       "needs routing.method: top_k_bias without zero experts; set it to 0");
 }
 
 void validate(const TrainingConfig& training, const ModelConfig& model) {
@@ -170,10 +182,7 @@ void validate_values(const RunConfig& config) {
   validate(config.model);
   if (!config.model.is_dense()) validate(config.routing, config.model);
   validate(config.loss);
-  if (!config.model.is_dense() && !has_logits(config.routing.method)) refuse_router_losses(config.loss);
-  if (!config.model.is_dense() && config.routing.method == RoutingMethod::kRelu &&
-      config.loss.load_balance != 0)
-    throw InvalidValue("loss.load_balance", "must be 0 for relu, which moves the weight itself");
+  if (!config.model.is_dense()) validate_router_losses(config.loss, config.routing, config.model);
   if (config.model.type == ModelType::kDiffusionTransformer)
     validate(config.diffusion, config.model.num_classes);
   validate(config.training, config.model);

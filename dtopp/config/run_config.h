@@ -53,6 +53,7 @@ struct LossConfig {
   double load_balance = 1.0e-4;
   double dynamic = 1.0e-3;
   double router_z = 0.0;
+  double sequence_balance = 0.0;  // top_k_bias: load balance within each sequence
   RouterZOn router_z_on = RouterZOn::kRaw;
   // Tokens over which the load-balance loss takes f.
   BatchStatistics batch_statistics = BatchStatistics::kMicroBatch;
@@ -144,6 +145,7 @@ void visit_fields(const LossSection<Losses>& section, Visitor&& field) {
   field("dynamic", section.losses.dynamic);
   field("router_z", section.losses.router_z);
   field("router_z_on", section.losses.router_z_on);
+  field("sequence_balance", section.losses.sequence_balance);
   field("batch_statistics", section.losses.batch_statistics);
 }
 

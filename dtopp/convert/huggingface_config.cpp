@@ -55,6 +55,7 @@ ordered_json dtopp_router(const config::RunConfig& config, const RouterNumbers& 
       {"router_target_experts", targets.size() == 1 ? ordered_json(targets[0]) : ordered_json(targets)},
       {"router_normalization", enum_name(routing.normalization)},
       {"router_renormalize", routing.renormalize},
+      {"router_gate_scale", routing.gate_scale},
       {"router_max_experts", routing.max_experts}};
   if (config::has_threshold(routing.method)) {
     std::vector<double> by_layer = router.thresholds;

@@ -201,6 +201,7 @@ void read_dtopp(const ConfigFile& file, config::RunConfig& config) {
   routing.normalization = file.one_of("router_normalization", config::Normalization::kDynamic);
   routing.renormalize = file.get("router_renormalize", true);
   routing.scope = file.one_of("router_scope", config::ThresholdScope::kGlobal);
+  routing.gate_scale = file.get("router_gate_scale", routing.gate_scale);
   routing.cut_decay = file.get("router_cut_decay", routing.cut_decay);
   read_experts(file, config);
   // These methods have no such losses.

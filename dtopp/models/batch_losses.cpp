@@ -32,13 +32,14 @@ void add_router_losses(const std::vector<ops::RouteOutput>& layers, const moe::R
   losses.activations.add(layers);
   losses.statistics = statistics_of(layers, *router);
   const auto tokens = static_cast<double>(std::max<int64_t>(losses.activations.tokens(), 1));
-  std::vector<at::Tensor> balance, dynamic, router_z;
+  std::vector<at::Tensor> balance, dynamic, router_z, sequence_balance;
   for (int64_t layer = 0; layer < num_layers; ++layer) {
     const at::Tensor own_E = losses.activations.tokens_per_expert()[layer].to(at::kFloat) / tokens;
     moe::RouterLosses one = moe::router_losses(layers[layer], router->share_E(layer, own_E));
     balance.push_back(std::move(one.load_balance));
     dynamic.push_back(std::move(one.dynamic));
     router_z.push_back(std::move(one.router_z));
+    if (layers[layer].sequence_balance.defined()) sequence_balance.push_back(layers[layer].sequence_balance);
   }
   const auto add = [&](const char* name, double weight, const std::vector<at::Tensor>& per_layer) {
     const at::Tensor mean = at::stack(per_layer).mean();
@@ -50,6 +51,7 @@ void add_router_losses(const std::vector<ops::RouteOutput>& layers, const moe::R
     losses.total = losses.total + at::stack(balance).mean() * weight;
   add("dynamic_loss", weights.dynamic, dynamic);
   add("router_z_loss", weights.router_z, router_z);
+  if (!sequence_balance.empty()) add("sequence_balance_loss", weights.sequence_balance, sequence_balance);
 }
 
 }  // namespace dtopp::models

@@ -48,8 +48,9 @@ struct BatchLosses {
 at::Tensor num_assignments_by_sample(const std::vector<ops::RouteOutput>& layers, int64_t samples);
 
 // Adds the router losses, averaged over layers, to `values`: "load_balance_loss", "dynamic_loss" and
-// "router_z_loss". Adds them with their weights to `total`, and sets `activations` and `statistics`. Does
-// nothing if there are no layers; `router` may then be null.
+// "router_z_loss", and "sequence_balance_loss" if the router computes it. Adds them with their weights to
+// `total`, and sets `activations` and `statistics`. Does nothing if there are no layers; `router` may then be
+// null.
 void add_router_losses(const std::vector<ops::RouteOutput>& layers, const moe::Router* router,
                        const config::LossConfig& weights, BatchLosses& losses);
 

@@ -47,7 +47,12 @@ ops::RouteOutput Router::select_likeliest(const RouterInput& input, const at::Te
   return route_to(input, rank_TE < counts_T.unsqueeze(1));
 }
 
+bool Router::moves_biases() const {
+  return static_cast<double>(step_) < config_.bias_until * static_cast<double>(steps_);
+}
+
 void Router::set_step(int64_t step) {
+  step_ = step;
   config_.experts = config::experts_at(configured_, step, steps_);
   next_experts_ = config::experts_at(configured_, step + 1, steps_);
 }

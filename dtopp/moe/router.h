@@ -88,6 +88,8 @@ class Router {
   // The budget of the step after that of set_step().
   const std::vector<double>& next_experts() const { return next_experts_; }
   const at::Device& device() const { return device_; }
+  // Whether biases move after the step of set_step() (routing.bias_until).
+  bool moves_biases() const;
   // `route` with this configuration, for top_k experts or, with 0, for the threshold p. bias_E: see
   // ops::route; undefined: none.
   ops::RouteOutput route_by(const RouterInput& input, int64_t top_k, const at::Tensor& threshold,
@@ -104,7 +106,7 @@ class Router {
   config::RoutingConfig configured_;  // with the experts at the end of a schedule
   std::vector<double> next_experts_;
   config::RouterZOn router_z_on_;
-  int64_t steps_, num_layers_, num_experts_, step_tokens_;
+  int64_t steps_, num_layers_, num_experts_, step_tokens_, step_ = 0;
   at::Device device_;
   at::Tensor no_threshold_;          // f64 []: for top_k experts
   at::Tensor tokens_per_expert_LE_;  // int64: of the last applied step; undefined without global statistics

@@ -99,7 +99,8 @@ double count_step_numbers(const config::RunConfig& config, const models::Model& 
   int64_t count =
       kLosses * (config.training.global_batch_size / config.training.micro_batch_size) + chunks + kFlags;
   if (layers > 0 && config::has_controller(config.routing.method))
-    count += (ops::kCumulativeProbBins + (config.model.zero_experts > 0 ? 1 : 0)) *
+    count += (ops::kCumulativeProbBins + (config.model.zero_experts > 0 ? 1 : 0) +
+              (config.routing.method == config::RoutingMethod::kDTopPBias ? 2 : 0)) *
              (config.routing.scope == config::ThresholdScope::kLayer ? layers : 1);
   if (layers > 0 && config.routing.method == config::RoutingMethod::kExpertThreshold)
     count += layers * config.model.num_experts * ops::kLogitBins;

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dtopp import functional as functional
-    from dtopp.bias_routers import DTopPBias as DTopPBias, TopKBias as TopKBias
+    from dtopp.bias_routers import DTopPBias as DTopPBias, TopKBias as TopKBias, TopKBiasZero as TopKBiasZero
     from dtopp.checkpoints import load as load
     from dtopp.functional import Routing as Routing
+    from dtopp.hash_router import Hash as Hash
     from dtopp.layers import Experts as Experts, Gate as Gate, MoE as MoE, set_loss_scale as set_loss_scale
     from dtopp.router_updater import RouterUpdater as RouterUpdater
     from dtopp.router_updater import ThresholdController as ThresholdController
@@ -27,6 +28,7 @@ _HOMES = {
     "ExpertThreshold": "threshold_routers",
     "Experts": "layers",
     "Gate": "layers",
+    "Hash": "hash_router",
     "MoE": "layers",
     "Relu": "threshold_routers",
     "Router": "routers",
@@ -37,13 +39,14 @@ _HOMES = {
     "ThresholdController": "router_updater",
     "TopK": "routers",
     "TopKBias": "bias_routers",
+    "TopKBiasZero": "bias_routers",
     "TopP": "routers",
     "load": "checkpoints",
     "set_loss_scale": "layers",
 }
-__all__ = ["DTopP", "DTopPBias", "ExpertThreshold", "Experts", "Gate", "MoE", "Relu", "Router", "RouterInput", "RouterUpdater",
-           "Routing", "StepCounts", "ThresholdController", "TopK", "TopKBias", "TopP", "functional",
-           "load", "set_loss_scale"]
+__all__ = ["DTopP", "DTopPBias", "ExpertThreshold", "Experts", "Gate", "Hash", "MoE", "Relu", "Router", "RouterInput",
+           "RouterUpdater", "Routing", "StepCounts", "ThresholdController", "TopK", "TopKBias", "TopKBiasZero", "TopP",
+           "functional", "load", "set_loss_scale"]
 
 
 def __getattr__(name: str) -> Any:

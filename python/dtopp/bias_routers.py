@@ -41,6 +41,34 @@ class TopKBias(Router):
         return {"bias_spread": self.bias_E.max() - self.bias_E.min()}
 
 
+class TopKBiasZero(Router):
+    """The top_k of E experts and the layer's zero experts with the largest P + bias, so that tokens take 0 to top_k
+    experts. Zero experts have no bias. After each step of M tokens:
+
+        bias_E += rate (T / E - c / M)        T target_experts
+
+    This balances the load and holds the mean number of experts at T. The layer needs zero_experts."""
+
+    state_names = ("bias_E",)
+
+    def __init__(self, num_experts: int, top_k: int, target_experts: float, *, rate: float = 1e-3) -> None:
+        super().__init__()
+        self.top_k, self.target_experts, self.rate = top_k, target_experts, rate
+        self.bias_E = torch.zeros(num_experts, dtype=torch.float64, device="cpu")
+
+    def select(self, input: RouterInput) -> Routing:
+        bias_C = F.pad(self.bias_E.to(input.logits_TE.device, input.logits_TE.dtype), (0, input.zero_experts))
+        score_TC = self.probs(input).detach() + bias_C
+        return self.route_to(input, _largest(score_TC, torch.full_like(score_TC[:, :1], self.top_k)))
+
+    def update(self, counts: StepCounts) -> None:
+        load_E = counts.tokens_per_expert_E.double() / counts.tokens.clamp(min=1)
+        self.bias_E.add_(self.rate * (self.target_experts / len(self.bias_E) - load_E))
+
+    def metrics(self) -> dict[str, Tensor]:
+        return {"bias_spread": self.bias_E.max() - self.bias_E.min()}
+
+
 class DTopPBias(DTopP):
     """As many experts per token as DTopP: those with the largest s + bias, s the inputs of the softmax."""
 

@@ -35,9 +35,9 @@ def experts_backward(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_
 
 
 def cumulative_prob_histogram(logits_TE: Tensor, scale: Tensor, normalization: str, max_experts: int,
-                   stride: int) -> Tensor:
+                   stride: int, zero_experts: int) -> Tensor:
     return cast(Tensor, torch.ops.dtopp.cumulative_prob_histogram(logits_TE, scale, normalization=normalization,
-                                                       max_experts=max_experts, stride=stride))
+                                                       max_experts=max_experts, stride=stride, zero_experts=zero_experts))
 
 
 def linear_cross_entropy(x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, z_weight: float,

@@ -34,6 +34,8 @@ class Routing(NamedTuple):
     """f32 []: mean of logsumexp(z)^2 over the raw logits. Differentiable."""
     statistics: Tensor | None = None
     """int64: counts for Router.update, of a router that asks for them (dtopp.Router)."""
+    zero_gate_T1: Tensor | None = None
+    """f32 [T, 1]: the sum of a token's gates of zero experts, if the layer has them. Differentiable."""
 
 
 def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, *, normalization: Normalization = "dynamic",
@@ -120,11 +122,12 @@ def in_autocast(x_TD: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
 
 
 def cumulative_prob_histogram(logits_TE: Tensor, scale: Tensor, *, normalization: Normalization = "dynamic",
-                   max_experts: int = 0, stride: int = 1) -> Tensor:
+                   max_experts: int = 0, stride: int = 1, zero_experts: int = 0) -> Tensor:
     """Counts how many experts would be active at any threshold, as a histogram of c_j.
 
     c_j is the probability before a token's j-th most likely expert, j >= 2. The mean number of active experts
-    at p is 1 + (number of c_j < p) / tokens.
+    at p is 1 + (number of c_j < p) / tokens. With zero experts, the last columns, only the others count, and so does a
+    token's most likely expert (c_1 = 0).
 
     Args:
         logits_TE, scale, normalization, max_experts: as in route.
@@ -136,7 +139,25 @@ def cumulative_prob_histogram(logits_TE: Tensor, scale: Tensor, *, normalization
     _check_logits("cumulative_prob_histogram", logits_TE, scale, normalization)
     _expect("cumulative_prob_histogram", max_experts >= 0, lambda: f"max_experts of at least 0, got {max_experts}")
     _expect("cumulative_prob_histogram", stride >= 1, lambda: f"a stride of at least 1, got {stride}")
-    return form.current.cumulative_prob_histogram(logits_TE.detach(), scale.detach(), normalization, max_experts, stride)
+    return form.current.cumulative_prob_histogram(logits_TE.detach(), scale.detach(), normalization, max_experts, stride,
+                                                  zero_experts)
+
+
+def without_zero_experts(routing: Routing, zero_experts: int, logits_TE: Tensor, scale: Tensor,
+                         normalization: Normalization) -> Routing:
+    """Removes the last zero_experts columns of a routing. Gates then sum to less than 1 if a token takes zero experts.
+    mean_prob_E is that of P over the experts alone."""
+    experts = logits_TE.shape[1] - zero_experts
+    gates_TE, zero_gates_TZ = routing.gates_TE[:, :experts], routing.gates_TE[:, experts:]
+    chosen_TE = gates_TE.detach() != 0
+    active_T = chosen_TE.sum(-1)
+    histogram = torch.zeros(experts + 1, dtype=torch.int64, device=active_T.device)
+    s_TE = plain.normalized(logits_TE, scale, normalization)[1][:, :experts]
+    return routing._replace(
+        gates_TE=gates_TE.contiguous(), zero_gate_T1=zero_gates_TZ.sum(-1, keepdim=True),
+        tokens_per_expert_E=chosen_TE.sum(0),
+        active_histogram=histogram.scatter_add(0, active_T, torch.ones_like(active_T)),
+        mean_prob_E=s_TE.softmax(-1).sum(0) / max(len(s_TE), 1))
 
 
 class CrossEntropy(NamedTuple):

@@ -112,11 +112,15 @@ def experts_backward(grad_y_TD: Tensor, x_TD: Tensor, gates_TE: Tensor, gate_up_
 
 
 def cumulative_prob_histogram(logits_TE: Tensor, scale: Tensor, normalization: str, max_experts: int,
-                   stride: int) -> Tensor:
+                   stride: int, zero_experts: int) -> Tensor:
     prob_TE = normalized(logits_TE[::stride], scale, normalization)[1].softmax(-1)
     counted_T1 = prob_TE.isfinite().all(-1, keepdim=True)
     limit = min(max_experts or prob_TE.shape[1], prob_TE.shape[1])
-    cumulative_prob_TE = prob_TE.sort(-1, descending=True).values.double().cumsum(-1)[:, : limit - 1]
+    sorted_TE, order_TE = prob_TE.sort(dim=-1, descending=True, stable=True)
+    cumulative_prob_TE = F.pad(sorted_TE.double().cumsum(-1)[:, : limit - 1], (1, 0))
+    counted_TE = counted_T1 & (order_TE[:, :limit] < prob_TE.shape[1] - zero_experts)
+    if zero_experts == 0:
+        counted_TE[:, 0] = False  # a token always has its most likely expert
     lower_TE = cumulative_prob_TE < 0.5
     octave = 2.0 ** torch.arange(-_OCTAVES - 1, -1, dtype=torch.float64, device=cumulative_prob_TE.device)
     step = torch.arange(_BINS_OF_OCTAVE, dtype=torch.float64, device=cumulative_prob_TE.device) / _BINS_OF_OCTAVE
@@ -125,7 +129,7 @@ def cumulative_prob_histogram(logits_TE: Tensor, scale: Tensor, normalization: s
     bin_TE = (torch.searchsorted(edges, nearer_TE, right=True) - 1).clamp(0, _HALF - 1)
     bin_TE = bin_TE.where(lower_TE, 2 * _HALF - 1 - bin_TE)
     histogram = torch.zeros(2 * _HALF, dtype=torch.int64, device=cumulative_prob_TE.device)
-    return histogram.scatter_add(0, bin_TE.flatten(), counted_T1.expand_as(bin_TE).flatten().long())
+    return histogram.scatter_add(0, bin_TE.flatten(), counted_TE.flatten().long())
 
 
 def linear_cross_entropy(x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, z_weight: float,

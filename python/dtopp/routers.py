@@ -26,6 +26,10 @@ class RouterInput(NamedTuple):
     renormalize: bool
     training: bool
     """Whether update() will need Routing.statistics."""
+    zero_experts: int = 0
+    """The last columns of the logits that are zero experts. Their columns are in the result of select(), too."""
+    ids_T: Tensor | None = None
+    """int64 [T]: the tokens' ids, if the layer is given them."""
 
 
 class StepCounts(NamedTuple):
@@ -54,6 +58,8 @@ class Router(nn.Module):
     """
 
     state_names: tuple[str, ...] = ()
+    has_logits = True
+    """Whether the layer computes logits; if not, it has no router matrix, and select() gets an empty tensor for them."""
     statistics_size = 0
     """The number of elements of Routing.statistics that select() returns in training; 0 for none."""
 
@@ -156,7 +162,8 @@ class DTopP(TopP):
         if not (input.training and self.statistics_size):
             return routing
         return routing._replace(statistics=functional.cumulative_prob_histogram(
-            input.logits_TE, input.scale, normalization=input.normalization, max_experts=self.max_experts))
+            input.logits_TE, input.scale, normalization=input.normalization, max_experts=self.max_experts,
+            zero_experts=input.zero_experts))
 
     def update(self, counts: StepCounts) -> None:
         tokens = counts.tokens.clamp(min=1).double()
@@ -194,7 +201,10 @@ class DTopP(TopP):
 
 
 def expect_gate(router: Router, input: RouterInput, renormalize: bool) -> None:
-    """Raises ValueError unless the layer's normalization is none and renormalize has this value."""
+    """Raises ValueError unless the layer's normalization is none, renormalize has this value, and there are no zero
+    experts."""
+    if input.zero_experts > 0:
+        raise ValueError(f"{type(router).__name__}: expected a layer without zero experts, got {input.zero_experts}")
     if input.normalization != "none" or input.renormalize != renormalize:
         raise ValueError(f"{type(router).__name__}: expected a layer with normalization none and renormalize {renormalize}, "
                          f"got {input.normalization} and {input.renormalize}")

@@ -28,6 +28,7 @@ class DtoppConfig(PretrainedConfig):
     router_normalization: normalization of the logits over experts: "none", "fixed" (mean 0, variance 1) or "dynamic" (the same,
         times a learned scale per layer).
     router_renormalize: whether the weights of a token's experts sum to 1.
+    router_gate_scale: for "top_k_bias", what they sum to.
     router_max_experts: maximum number of experts per token; 0: no limit. A smaller one saves time and memory.
     router_cut_decay, router_cut_steps: for "expert_threshold", the decay of its moving average and the number of steps in it.
     attend_across_documents: False if dtopp lets a token attend only to its own document. In transformers a token attends to its
@@ -44,9 +45,9 @@ class DtoppConfig(PretrainedConfig):
                  num_experts=64, zero_experts=0, zero_kind="zero", shared_experts=0, shared_gate=False, norm="layer",
                  rms_norm_eps=1e-5, hidden_act="silu",
                  router_method="dtop_p", router_top_k=8, router_thresholds=None, router_target_experts=8,
-                 router_normalization="dynamic", router_renormalize=True, router_max_experts=0, router_cut_decay=0.99,
-                 router_cut_steps=0, initializer_range=0.02, rope_parameters=None, use_cache=True, output_router_logits=False,
-                 attend_across_documents=True, end_of_text=-1, **kwargs):
+                 router_normalization="dynamic", router_renormalize=True, router_gate_scale=1.0, router_max_experts=0,
+                 router_cut_decay=0.99, router_cut_steps=0, initializer_range=0.02, rope_parameters=None, use_cache=True,
+                 output_router_logits=False, attend_across_documents=True, end_of_text=-1, **kwargs):
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.intermediate_size = intermediate_size
@@ -71,6 +72,7 @@ class DtoppConfig(PretrainedConfig):
         self.router_target_experts = router_target_experts
         self.router_normalization = router_normalization
         self.router_renormalize = router_renormalize
+        self.router_gate_scale = router_gate_scale
         self.router_max_experts = router_max_experts
         self.router_cut_decay = router_cut_decay
         self.router_cut_steps = router_cut_steps

@@ -100,7 +100,9 @@ class DtoppRouter(nn.Module):
         P_TC = self.probabilities(logits_TC)
         chosen_TC = places(self.scores(P_TC, logits_TC)) < self.counts(P_TC)
         gate_TC = P_TC * chosen_TC
-        return gate_TC / gate_TC.sum(-1, keepdim=True) if self.config.router_renormalize else gate_TC
+        if self.config.router_renormalize:
+            gate_TC = gate_TC / gate_TC.sum(-1, keepdim=True)
+        return gate_TC * self.config.router_gate_scale
 
     def probabilities(self, logits_TC):
         """P [T, C]."""

@@ -2,12 +2,14 @@
 //
 // dtop_p_bias: P and p determine the number n of experts of a token, as in DTop-p. A bias b per expert
 // determines which: the n experts with the largest s + b (moe/expert_bias.h). n does not depend on b, so the
-// bias and the controller do not act on each other within a step.
+// bias and the controller do not act on each other within a step. Two metrics show what balance costs:
+// mass, the mean probability of a token's experts together, and that of as many likeliest experts.
 //
 // Zero experts (model.zero_experts) join a token's set like the others. The controller counts the others
 // only.
 //
 // Source:        paper, Eqs. 4-6, 8 and 9
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -21,6 +23,9 @@
 namespace dtopp::moe {
 namespace {
 
+constexpr double kMassUnit = 4294967296;  // mass is counted in whole numbers of 2^-32
+constexpr int64_t kSparser = 8;           // the histogram counts this many times as many tokens
+
 class DTopPRouter final : public Router {
  public:
   DTopPRouter(const config::RunConfig& config, const at::Device& device, std::optional<ExpertBias> bias)
@@ -29,6 +34,8 @@ class DTopPRouter final : public Router {
         zero_experts_(config.model.zero_experts),
         stride_(cumulative_prob_stride(config.model.router_columns(), config.model.tokens_per_sample(),
                                        config.training.global_batch_size * config.model.tokens_per_sample())),
+        mass_stride_(std::min(kSparser * stride_,
+                              config.model.tokens_per_sample() & -config.model.tokens_per_sample())),
         used_threshold_C_(controller_.thresholds()),
         bias_(std::move(bias)) {}
 
@@ -39,6 +46,7 @@ class DTopPRouter final : public Router {
     output.statistics = ops::cumulative_prob_histogram(input.logits_TE.detach(), input.scale.detach(),
                                                        enum_name(config().normalization),
                                                        config().max_experts, stride_, zero_experts_);
+    if (bias_) output.statistics = at::cat({output.statistics, summed_mass(input, output.gates_TE)});
     if (zero_experts_ > 0) {
       const at::Tensor zero_Z = output.tokens_per_expert_E.narrow(0, num_experts(), zero_experts_);
       output.statistics = at::cat({output.statistics, zero_Z.sum().view({1})});
@@ -50,19 +58,24 @@ class DTopPRouter final : public Router {
     if (!config().schedule.empty()) controller_.set_targets(config().experts, next_experts());
   }
   std::vector<int64_t> statistics_shape() const override {
-    // Zero experts add the number of zero experts that tokens took.
-    return {controller_.thresholds().numel(), ops::kCumulativeProbBins + (zero_experts_ > 0 ? 1 : 0)};
+    // Zero experts add the number of zero experts that tokens took. A bias adds summed_mass().
+    return {controller_.thresholds().numel(),
+            ops::kCumulativeProbBins + (zero_experts_ > 0 ? 1 : 0) + (bias_ ? 2 : 0)};
   }
 
   void update(const StepCounts& counts, const at::Tensor& applied) override {
     Router::update(counts, applied);
     used_threshold_C_ = controller_.thresholds();
-    if (bias_) bias_->update(counts.tokens_per_expert_LE, applied);
+    if (bias_ && moves_biases()) bias_->update(counts.tokens_per_expert_LE, applied);
     const at::Tensor taken_L = counts.tokens_per_expert_LE.sum(1);
-    if (zero_experts_ == 0)
-      return controller_.update({taken_L, counts.tokens, counts.statistics, stride_}, applied);
     const at::Tensor histogram_CM = counts.statistics.narrow(1, 0, ops::kCumulativeProbBins);
     controller_.update({taken_L, counts.tokens, histogram_CM, stride_}, applied);
+    if (bias_) {
+      const int64_t sampled = counts.tokens / mass_stride_ * (controller_.per_layer() ? 1 : num_layers());
+      mass_C2_ = counts.statistics.narrow(1, ops::kCumulativeProbBins, 2).to(at::kDouble) *
+                 (1 / (kMassUnit * static_cast<double>(std::max<int64_t>(sampled, 1))));
+    }
+    if (zero_experts_ == 0) return;
     const at::Tensor zero_C = counts.statistics.select(1, ops::kCumulativeProbBins).to(at::kDouble);
     zero_share_C_ = zero_C / (zero_C + (controller_.per_layer() ? taken_L : taken_L.sum()));
   }
@@ -78,6 +91,10 @@ class DTopPRouter final : public Router {
                                  {"threshold_solved", controller_.solved()}};
     if (zero_share_C_.defined()) metrics.emplace_back("zero_share", zero_share_C_);
     if (bias_) metrics.push_back(bias_->metrics()[0]);
+    if (mass_C2_.defined()) {
+      metrics.emplace_back("mass", mass_C2_.select(1, 0));
+      metrics.emplace_back("mass_unbiased", mass_C2_.select(1, 1));
+    }
     return metrics;
   }
 
@@ -89,11 +106,31 @@ class DTopPRouter final : public Router {
   }
 
  private:
+  // Sums over every mass_stride_-th token of the probability of its experts, and of as many likeliest ones;
+  // int64 [2], in units of 2^-32. Sums of whole numbers do not depend on their order.
+  at::Tensor summed_mass(const RouterInput& input, const at::Tensor& gates_TE) const {
+    const auto sampled = [&](const at::Tensor& of_TE) {
+      return of_TE.detach().slice(0, 0, std::nullopt, mass_stride_);
+    };
+    const auto probs_of = [&](int64_t top_k, int64_t max_experts) {
+      return ops::route(sampled(input.logits_TE), input.scale.detach(), controller_.threshold(input.layer),
+                        enum_name(config().normalization), top_k, max_experts, /*renormalize=*/false)
+          .gates_TE;
+    };
+    const auto sum = [](const at::Tensor& prob_TE) {
+      return (prob_TE.sum(1).to(at::kDouble) * kMassUnit).nan_to_num(0).round().to(at::kLong).sum();
+    };
+    const at::Tensor chosen_TE = probs_of(/*top_k=*/num_experts(), 0) * sampled(gates_TE).ne(0);
+    return at::stack({sum(chosen_TE), sum(probs_of(/*top_k=*/0, config().max_experts))});
+  }
+
   ThresholdController controller_;
   int64_t zero_experts_;
   int64_t stride_;               // of the tokens whose cumulative probabilities are counted
+  int64_t mass_stride_;          // of those whose mass is counted; divides a sample, as stride_ does
   at::Tensor used_threshold_C_;  // by the last step, or else by the next
   at::Tensor zero_share_C_;      // zero experts / all that tokens took in the last step; undefined without
+  at::Tensor mass_C2_;           // of the last step, with and without the bias; undefined without
   std::optional<ExpertBias> bias_;
 };
 

@@ -1,7 +1,13 @@
 // Selects the K experts with the largest score plus bias. The bias balances the load without a loss
 // (moe/expert_bias.h).
 //
-// The scores are sigmoid(z), and the gates are the selected experts' scores over their sum.
+// The scores are sigmoid(z), and the gates are the selected experts' scores over their sum, times
+// routing.gate_scale.
+//
+// loss.sequence_balance keeps the load even within each sequence too. With L tokens per sequence, of which
+// c_e select expert e, and P the scores over their sum over all E experts, it is the mean over sequences of
+//
+//   sum_e f_e mean(P_e)        f_e = E c_e / (K L), a constant
 //
 // Source:        DeepSeek-V3 (arXiv 2412.19437), section 2.1.2
 #include <memory>
@@ -14,18 +20,24 @@ namespace {
 class TopKBiasRouter final : public Router {
  public:
   TopKBiasRouter(const config::RunConfig& config, const at::Device& device)
-      : Router(config, device), bias_(config, device) {}
+      : Router(config, device),
+        bias_(config, device),
+        sequence_length_(config.loss.sequence_balance > 0 ? config.model.tokens_per_sample() : 0) {}
 
   ops::RouteOutput select(const RouterInput& input) override {
     // softmax(log sigmoid(z)) = sigmoid(z) / sum of sigmoid(z)
     const RouterInput scores = {input.layer, at::log_sigmoid(input.logits_TE), input.scale};
-    return route_by(scores, config::top_k_of(config()), /*threshold=*/{}, bias_.of_layer(input.layer),
-                    "score");
+    ops::RouteOutput output =
+        route_by(scores, config::top_k_of(config()), /*threshold=*/{}, bias_.of_layer(input.layer), "score");
+    if (input.training && sequence_length_ > 0)
+      output.sequence_balance = sequence_balance(scores.logits_TE, output.gates_TE.detach().ne(0));
+    if (config().gate_scale != 1) output.gates_TE = output.gates_TE * config().gate_scale;
+    return output;
   }
 
   void update(const StepCounts& counts, const at::Tensor& applied) override {
     Router::update(counts, applied);
-    bias_.update(counts.tokens_per_expert_LE, applied);
+    if (moves_biases()) bias_.update(counts.tokens_per_expert_LE, applied);
   }
 
   ops::NamedTensors state() const override {
@@ -41,7 +53,19 @@ class TopKBiasRouter final : public Router {
   }
 
  private:
+  at::Tensor sequence_balance(const at::Tensor& log_score_TE, const at::Tensor& map_TE) const {
+    const auto by_sequence = [&](const at::Tensor& of_TE) {
+      return of_TE.reshape({-1, sequence_length_, num_experts()});
+    };
+    const double even = static_cast<double>(config::top_k_of(config()) * sequence_length_) /
+                        static_cast<double>(num_experts());  // tokens per expert and sequence
+    const at::Tensor share_BE = by_sequence(map_TE).sum(1).to(at::kFloat) * (1 / even);
+    const at::Tensor prob_BE = by_sequence(log_score_TE.softmax(-1)).mean(1);
+    return (share_BE * prob_BE).sum(1).mean();
+  }
+
   ExpertBias bias_;
+  int64_t sequence_length_;  // 0: without loss.sequence_balance
 };
 
 }  // namespace

@@ -26,16 +26,9 @@ class TopKZeroRouter final : public Router {
         zero_share_L_(at::zeros({num_layers()}, at::device(device).dtype(at::kDouble))) {}
 
   ops::RouteOutput select(const RouterInput& input) override {
-    const RouterInput detached = {input.layer, input.logits_TE.detach(), input.scale.detach()};
-    const at::Tensor prob_TC = at::softmax(softmax_inputs(detached, config().normalization), -1);
     const at::Tensor bias_C =
         at::constant_pad_nd(bias_.bias_LE()[input.layer].to(at::kFloat), {0, zero_experts_});
-    // A stable sort keeps the lower index first among equals.
-    const at::Tensor order_TC =
-        std::get<1>((prob_TC + bias_C).sort(/*stable=*/true, /*dim=*/-1, /*descending=*/true));
-    const at::Tensor map_TC = at::zeros_like(prob_TC, at::kBool);
-    map_TC.scatter_(1, order_TC.narrow(1, 0, config().max_experts), true);
-    return route_to(input, map_TC);
+    return route_by(input, config().max_experts, /*threshold=*/{}, bias_C, "probability");
   }
 
   void update(const StepCounts& counts, const at::Tensor& applied) override {
@@ -43,7 +36,7 @@ class TopKZeroRouter final : public Router {
     const at::Tensor load_LE =
         counts.tokens_per_expert_LE.to(at::kDouble) * (1 / static_cast<double>(counts.tokens));
     const at::Tensor error_LE = config().experts[0] / static_cast<double>(num_experts()) - load_LE;
-    bias_.add(error_LE, applied);
+    if (moves_biases()) bias_.add(error_LE, applied);
     zero_share_L_ = 1 - load_LE.sum(1) * (1 / static_cast<double>(config().max_experts));
   }
 

@@ -27,15 +27,15 @@ template <typename Real>
 }
 
 template <typename Real>
-[[gnu::always_inline]] inline void count_compared(TokenBuffers<Real>& buffers, int64_t experts,
+[[gnu::always_inline]] inline void count_compared(TokenBuffers<Real>& buffers, int64_t experts, int64_t real,
                                                   int64_t* histogram) {
   const Real* before = buffers.s.data();
   int32_t* bin = buffers.chosen.data();
   compare_all(buffers.p.data(), static_cast<int32_t>(experts), buffers.s.data());
 #pragma omp simd
   for (int64_t e = 0; e < experts; ++e) bin[e] = cumulative_prob_bin(before[e]);
-  for (int64_t e = 0; e < experts; ++e) ++histogram[bin[e]];
-  --histogram[0];  // the likeliest expert has no expert before it
+  for (int64_t e = 0; e < real; ++e) ++histogram[bin[e]];
+  if (real == experts) --histogram[0];  // the likeliest expert has no expert before it
 }
 
 template <typename Real>
@@ -74,10 +74,11 @@ template <typename Real>
     Real inverse_sigma = 1;
     const auto state = probabilities(logits + t * experts, experts, rule, theta, buffers, &inverse_sigma);
     if (!state.finite()) continue;
-    if (zero_experts > 0) {
-      count_real(buffers, rule.most, experts - zero_experts, histogram);
-    } else if (experts < kSortedFrom && rule.most == experts) {
-      count_compared(buffers, experts, histogram);
+    const int64_t real = experts - zero_experts;
+    if (experts < kSortedFrom && rule.most == experts) {
+      count_compared(buffers, experts, real, histogram);
+    } else if (zero_experts > 0) {
+      count_real(buffers, rule.most, real, histogram);
     } else {
       count_sorted(buffers, rule.most, histogram);
     }

@@ -124,8 +124,8 @@ void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at:
   TORCH_CHECK(max_experts >= 0, "route: expected max_experts of at least 0, got ", max_experts);
   if (bias_E)
     check_tensor("route", "bias", *bias_E, {accumulator_type(logits_TE), logits_TE.device()}, {experts});
-  TORCH_CHECK(bias_on == "logit" || bias_on == "score", "route: expected bias_on logit or score, got '",
-              bias_on, "'");
+  TORCH_CHECK(bias_on == "logit" || bias_on == "score" || bias_on == "probability",
+              "route: expected bias_on logit, score or probability, got '", bias_on, "'");
 }
 
 void check_gate(const at::Tensor& logits_TE, int64_t top_k, bool renormalize, const OptionalTensor& bias_E,
@@ -145,6 +145,7 @@ void check_gate(const at::Tensor& logits_TE, int64_t top_k, bool renormalize, co
 
 BiasOn bias_on_of(const OptionalTensor& bias_E, c10::string_view bias_on) {
   if (!bias_E) return BiasOn::kNothing;
+  if (bias_on == "probability") return BiasOn::kProbability;
   return bias_on == "logit" ? BiasOn::kLogit : BiasOn::kScore;
 }
 

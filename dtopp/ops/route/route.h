@@ -14,7 +14,8 @@
 // as constant.
 //
 // With a bias b per expert, S keeps its size but holds the experts with the largest s + b (bias_on: logit, as
-// P exp(b), so b = 0 changes no bit) or exp(s) + b (bias_on: score). The gates do not contain b.
+// P exp(b), so b = 0 changes no bit), exp(s) + b (bias_on: score) or P + b (probability). The gates do not
+// contain b.
 //
 // Other gates do not depend on a token's other experts, and a token may have none:
 //
@@ -46,6 +47,7 @@ struct RouteOutput {
   at::Tensor statistics{};
   at::Tensor
       zero_gate_T1{};  // likewise: f32, the sum of a token's gates of zero experts (model.zero_experts)
+  at::Tensor sequence_balance{};  // likewise: f32 [], a router's loss (loss.sequence_balance)
 };
 
 // The host does not wait for a CUDA device. Differentiable: gates, mean_prob, entropy and router_z, with

@@ -59,10 +59,12 @@ template <typename Real>
 #pragma omp simd
   for (int64_t e = 0; e < experts; ++e) likely[e] = key_of(p[e]);
   if (by_bias) {
+    const bool is_score = rule.bias_on == BiasOn::kScore;
     constexpr Real kLowest = std::numeric_limits<Real>::lowest();
 #pragma omp simd
     for (int64_t e = 0; e < experts; ++e) {
-      const Real score = rule.bias_on == BiasOn::kLogit ? p[e] * by.bias[e] : fast_exp(s[e]) + by.bias[e];
+      const Real score = rule.bias_on == BiasOn::kLogit ? p[e] * by.bias[e]
+                                                        : (is_score ? fast_exp(s[e]) : p[e]) + by.bias[e];
       biased[e] = key_of(score > kLowest ? score : kLowest);  // NaN has no order
     }
   }

@@ -79,7 +79,9 @@ __device__ double select_biased(const RouteToken<Real, kPerLane>& token, int exp
     left[i] = kTaken<Real>;
     if (expert_of(i) >= experts) continue;
     const Real bias = bias_E[expert_of(i)];
-    const Real score = rule.bias_on == BiasOn::kLogit ? token.p[i] * bias : std::exp(token.s[i]) + bias;
+    const Real score = rule.bias_on == BiasOn::kLogit   ? token.p[i] * bias
+                       : rule.bias_on == BiasOn::kScore ? std::exp(token.s[i]) + bias
+                                                        : token.p[i] + bias;
     left[i] = score > kLowest<Real> ? score : Real(kLowest<Real>);  // NaN has no order
   }
   double sum = 0;

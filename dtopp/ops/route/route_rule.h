@@ -12,7 +12,7 @@ namespace dtopp::ops {
 constexpr double kVarianceEpsilon = 1e-6;
 
 // The scores to which a bias is added when it decides which experts a token selects.
-enum class BiasOn { kNothing, kLogit, kScore };
+enum class BiasOn { kNothing, kLogit, kScore, kProbability };
 
 // A selected expert's gate: of its probability, its logit, or sigmoid of its logit. The last two have a
 // selection of their own (route.h).

@@ -70,6 +70,24 @@ TEST(DTopPBias, a_token_with_one_expert_takes_the_largest_sum_with_gate_one) {
   EXPECT_TRUE(std::get<0>(gates_TE.max(1)).equal(at::ones({100})));
 }
 
+TEST(DTopPBias, reports_the_probability_that_balance_costs) {
+  config::RunConfig config = config_of(kBiased);
+  config.routing.normalization = config::Normalization::kNone;
+  config.model.sequence_length = 1;
+  const auto router = make_router(config, at::kCPU);
+  set_bias(*router, at::randn({1, 16}, at::kDouble));
+  const at::Tensor z_TE = at::randn({200, 16});
+  const ops::RouteOutput out = router->select({0, z_TE, at::ones({}), /*training=*/true});
+  router->update({out.tokens_per_expert_E.view({1, -1}), 200, out.statistics.view({1, -1})},
+                 at::full({}, true, at::kBool));
+  const at::Tensor prob_TE = z_TE.to(at::kDouble).softmax(1), map_TE = out.gates_TE.ne(0);
+  const at::Tensor up_to_TE = std::get<0>(prob_TE.sort(1, /*descending=*/true)).cumsum(1);
+  const at::Tensor likeliest_T1 = up_to_TE.gather(1, map_TE.sum(1, /*keepdim=*/true) - 1);
+  EXPECT_NEAR(router->metric("mass")[0], (prob_TE * map_TE).sum(1).mean().item<double>(), 1e-6);
+  EXPECT_NEAR(router->metric("mass_unbiased")[0], likeliest_T1.mean().item<double>(), 1e-6);
+  EXPECT_LT(router->metric("mass")[0], router->metric("mass_unbiased")[0] - 0.01);
+}
+
 // 32 experts whose logits have different means: an imbalance of 5.3 at first.
 TEST(DTopPBias, evens_the_load_and_holds_the_target) {
   config::RunConfig config = config_of(kBiased, 32);

@@ -36,6 +36,7 @@ const Options kOptions[] = {
     {.bias_on = "logit"},
     {.normalization = "none", .max_experts = 3, .bias_on = "logit"},
     {.normalization = "none", .top_k = 3, .bias_on = "score"},
+    {.top_k = 3, .bias_on = "probability"},
     {.normalization = "none", .renormalize = false, .gate = "relu"},
     {.renormalize = false, .gate = "relu"},
     {.normalization = "none", .top_k = 3, .renormalize = false, .gate = "sigmoid"},

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from ops_reference import close
+from ops_reference import close, moe_reference
 from package_forms import FORMS, both_forms, gradients, layer, reference
 
 import dtopp
@@ -52,6 +52,43 @@ def test_shared_experts_add_one_ffn_for_every_token(both_forms, shared_gate):
     torch.testing.assert_close(moe(x), alone(x) + shared)
     with pytest.raises(ValueError, match="shared_experts"):
         dtopp.MoE(16, 8, 6, shared_experts=0 if shared_gate else -1, shared_gate=shared_gate, target_experts=2)
+
+
+@pytest.mark.parametrize("zero_kind", ["zero", "copy"])
+def test_tokens_may_take_zero_experts(both_forms, zero_kind):
+    moe, x = layer(router=dtopp.TopKBiasZero(6, 2, 1.2), zero_experts=4, zero_kind=zero_kind, normalization="none").eval(), torch.randn(400, 16)
+    prob = (x.double() @ moe.gate.weight.double().T).softmax(-1)
+    chosen = torch.zeros_like(prob).scatter(1, prob.topk(2).indices, 1)
+    gates = prob * chosen / (prob * chosen).sum(-1, keepdim=True)
+    want = moe_reference(x.double(), gates[:, :6], moe.experts.gate_up_proj.double(), moe.experts.down_proj.double())
+    if zero_kind == "copy":
+        want = want + x * gates[:, 6:].sum(1, keepdim=True)
+    close(moe(x), want, x.dtype)
+    routing = moe.gate(x)
+    assert torch.equal(routing.tokens_per_expert_E, chosen[:, :6].sum(0).long())
+    assert torch.equal(routing.active_histogram, chosen[:, :6].sum(1).long().bincount(minlength=7)) and routing.active_histogram[0] > 0
+
+
+def test_histogram_of_zero_experts_counts_the_others(both_forms):
+    logits, scale = torch.randn(300, 9), torch.tensor(1.3)
+    counts = functional.cumulative_prob_histogram(logits, scale, zero_experts=3)
+    chosen = functional.route(logits, scale, torch.tensor(0.5, dtype=torch.float64)).gates_TE[:, :6] != 0
+    assert abs(counts[:2048].sum() - chosen.sum()) <= 1  # bin 2048 begins at 0.5; one sum may round across the edge
+
+
+def test_hash_selects_by_id_without_parameters(both_forms):
+    moe = layer(router=dtopp.Hash(50, 6, 2), normalization="none", load_balance=0.0, dynamic=0.0)
+    assert not list(moe.gate.parameters()) and moe.to("meta").to_empty(device="cpu").gate.tally.device.type == "cpu"
+    ids = torch.randint(0, 50, (4, 10))
+    gates = moe.gate(torch.randn(40, 16), ids.flatten()).gates_TE
+    assert torch.equal((gates == 0.5).sum(1), torch.full((40,), 2)) and gates.sum() == 40
+    first, same = ids.flatten()[0], ids.flatten() == ids.flatten()[0]
+    assert (gates[same] == gates[0]).all() and len(dtopp.Hash(50, 6, 2).expert_VK[first].unique()) == 2
+    assert moe(torch.randn(4, 10, 16), ids).shape == (4, 10, 16)
+    with pytest.raises(ValueError, match="Hash: expected the ids of the tokens"):
+        moe(torch.randn(4, 10, 16))
+    with pytest.raises(ValueError, match="a router without logits"):
+        layer(router=dtopp.Hash(50, 6, 2))
 
 
 def test_losses_enter_in_training_alone_and_with_their_scale(both_forms):

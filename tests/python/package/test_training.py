@@ -31,6 +31,10 @@ CASES = {
     "relu": OWN_GATES | {"routing.method": "relu", "routing.lambda_0": 0.01},
     "expert_threshold": OWN_GATES | {"routing.method": "expert_threshold", "routing.cut_decay": 0.7},
     "top_k": {"routing.method": "top_k", "routing.experts": 2, "routing.normalization": "fixed"},
+    "zero_experts": {"model.zero_experts": 5, "model.zero_kind": "copy", "routing.controller": "solve"},
+    "zero_experts_bias": {"model.zero_experts": 4, "routing.method": "top_k_bias", "routing.max_experts": 5, "routing.bias_rate": 0.02},
+    "hash": {"routing.method": "hash", "routing.normalization": "none", "routing.experts": 2, "loss.load_balance": 0,
+             "loss.dynamic": 0, "loss.router_z": 0},
 }
 LAYER = "model.layers.0."
 
@@ -51,11 +55,14 @@ def load(run, step):
 def router_of(config):
     """A router that a name does not make, or the name."""
     routing, experts = config["routing"], config["model"]["num_experts"]
+    if config["model"]["zero_experts"] > 0 and routing["method"] == "top_k_bias":
+        return dtopp.TopKBiasZero(experts, routing["max_experts"], routing["experts"], rate=routing["bias_rate"])
     gains = {name: float(routing[name]) for name in ("kp", "ki")}
     make = {"top_k_bias": lambda: dtopp.TopKBias(experts, int(routing["experts"]), rate=routing["bias_rate"]),
             "dtop_p_bias": lambda: dtopp.DTopPBias(experts, routing["experts"], routing["threshold"], rate=routing["bias_rate"], **gains),
             "relu": lambda: dtopp.Relu(routing["experts"], initial_weight=routing["lambda_0"], factor=routing["lambda_factor"]),
-            "expert_threshold": lambda: dtopp.ExpertThreshold(experts, routing["experts"], decay=routing["cut_decay"])}
+            "expert_threshold": lambda: dtopp.ExpertThreshold(experts, routing["experts"], decay=routing["cut_decay"]),
+            "hash": lambda: dtopp.Hash(config["model"]["vocab_size"], experts, int(routing["experts"]))}
     return make[routing["method"]]() if routing["method"] in make else routing["method"]
 
 
@@ -78,6 +85,7 @@ class Model(torch.nn.Module):
             model["hidden_size"], model["ffn_hidden_size"], model["num_experts"], router=router_of(config),
             target_experts=routing["experts"], threshold=routing["threshold"],
             normalization=routing["normalization"], renormalize=routing["renormalize"],
+            **{name: model[name] for name in ("zero_experts", "zero_kind")},
             **{name: loss[name] for name in ("load_balance", "dynamic", "router_z")})
         below = {name.removeprefix(LAYER + "mlp."): value.detach() for name, value in parameters.items()}
         self.moe.load_state_dict({name: below[name] for name in self.moe.state_dict()})
@@ -96,7 +104,7 @@ class Model(torch.nn.Module):
         x = x + reference_model.attention(self.config["model"], self.norm(x, LAYER + "input_layernorm.weight"),
                                           self.others.__getitem__, LAYER + "self_attn.",
                                           reference_model.hidden_keys(self.config, tokens_BL1[:, :-1]))
-        x = x + self.moe(self.norm(x, LAYER + "post_attention_layernorm.weight"))
+        x = x + self.moe(self.norm(x, LAYER + "post_attention_layernorm.weight"), tokens_BL1[:, :-1].contiguous())
         x = self.norm(x, "model.norm.weight").flatten(0, 1)
         return functional.linear_cross_entropy(x, embedding, tokens_BL1[:, 1:].flatten(), z_weight=self.z_weight)
 

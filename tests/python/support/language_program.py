@@ -60,7 +60,8 @@ CASES = {
 # The routers that reference_model.py does not have. Large rates let every state show in the selection.
 OWN_GATES = {"routing.normalization": "none", "routing.renormalize": "false", "loss.load_balance": 0}
 ROUTERS = {
-    "top_k_bias": {"routing.method": "top_k_bias", "routing.experts": 3, "routing.normalization": "none", "routing.bias_rate": 0.1},
+    "top_k_bias": {"routing.method": "top_k_bias", "routing.experts": 3, "routing.normalization": "none", "routing.bias_rate": 0.1,
+                   "routing.gate_scale": 1.5},
     "top_k_bias_without_renormalisation": {"routing.method": "top_k_bias", "routing.experts": 2, "routing.normalization": "none",
                                            "routing.renormalize": "false", "routing.bias_rate": 0.1},
     "top_k_bias_zero_experts": {"routing.method": "top_k_bias", "routing.max_experts": 5, "routing.bias_rate": 0.2,
