@@ -1,6 +1,7 @@
 """Runs with any router resume, run on several ranks, are planned, evaluated, used and converted, or are refused in one line."""
 
 import json
+import shutil
 
 import pytest
 import tiny_language_run
@@ -27,13 +28,13 @@ def whole(request, tmp_path_factory):
 
 def test_a_resumed_run_has_the_same_bits(whole, tmp_path):
     router, run = whole
-    first = train(tmp_path, router, "training.steps=12")
+    resumed = tmp_path / "run"
+    shutil.copytree(run, resumed)
     for step in (8, 12):
-        for path in (first / f"checkpoints/step-{step:08d}").iterdir():
-            path.unlink()
-        (first / f"checkpoints/step-{step:08d}").rmdir()
-    train(tmp_path, router, "training.steps=12")
-    assert tiny_run.state(first, 12) == tiny_run.state(run, 12)
+        shutil.rmtree(resumed / f"checkpoints/step-{step:08d}")
+    done = tiny_run.dtopp("train", run.parent / "run.yaml", *tiny_run.ROUTERS[router], f"output={resumed}")
+    assert done.returncode == 0, done.stderr
+    assert tiny_run.state(resumed, 12) == tiny_run.state(run, 12)
 
 
 @pytest.mark.parametrize("processes, expert_parallel", [(2, 2), *tiny_run.in_full((2, 1), (4, 1), (4, 2), (4, 4))])
@@ -72,10 +73,9 @@ def test_the_report_is_written(whole, tmp_path):
 
 def test_a_folder_for_hugging_face_converts_back_to_the_same_bytes(whole, tmp_path):
     _, run = whole
-    for source, folder, back in ((run, "hf", "back"), (tmp_path / "back", "again", "back_again")):
-        for done in (tiny_run.dtopp("convert", "to-hf", source, tmp_path / folder),
-                     tiny_run.dtopp("convert", "from-hf", tmp_path / folder, tmp_path / back)):
-            assert done.returncode == 0, done.stderr
+    for command, source, folder in (("to-hf", run, "hf"), ("from-hf", tmp_path / "hf", "back"), ("to-hf", tmp_path / "back", "again")):
+        done = tiny_run.dtopp("convert", command, source, tmp_path / folder)
+        assert done.returncode == 0, done.stderr
     before, after = run / "checkpoints/step-00000012", tmp_path / "back"
     assert (before / "model.safetensors").read_bytes() == (after / "model.safetensors").read_bytes()
     for name in ("config.json", "model.safetensors"):  # with the state that selects experts
@@ -90,7 +90,7 @@ def language_run(request, tmp_path_factory):
 
 def test_text_is_generated_the_same_in_any_batch(language_run, tmp_path):
     _, run = language_run
-    prompts = ["The fog came down", "Nobody", "A longer line that says nothing of the kind"]
+    prompts = ["Nobody", "A longer line that says nothing of the kind"]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n")
     options = ["--max-tokens", "12", "--temperature", "0"]
     together = tiny_run.dtopp("generate", run, "--prompts", tmp_path / "prompts.txt", *options)
