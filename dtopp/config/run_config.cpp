@@ -60,6 +60,7 @@ void validate(const TrainingConfig& training, const ModelConfig& model) {
   require_at_least("training.seed", 0, training.seed);
   require_between("training.threads", 0, kMostThreads, training.threads);
   require_at_least("training.max_skips", 0, training.max_skips);
+  require_not_negative("training.upcycle_noise", training.upcycle_noise);
   if (!training.initialize_from.empty() && !training.cooldown_from.empty())
     throw InvalidValue("training.initialize_from",
                        "a run starts with another run's parameters or resumes that run "
@@ -84,6 +85,15 @@ void validate(const ValidationConfig& validation, ModelType type) {
   require_at_least("validation.task_limit", 0, validation.task_limit);
   if (!validation.tasks.empty() && type != ModelType::kLanguageModel)
     throw InvalidValue("validation.tasks", "need a language model; leave them out");
+}
+
+// A run that starts from other parameters solves for its first p.
+void require_memory_of_start(const RoutingConfig& routing, const TrainingConfig& training) {
+  if (!training.initialize_from.empty() && has_controller(routing.method) &&
+      routing.controller == Controller::kPi && routing.ki == 0)
+    throw InvalidValue("routing.ki",
+                       "must be positive with training.initialize_from, because the sum of errors holds the "
+                       "first threshold");
 }
 
 // Replaces "{method}" in the name or the output of a preset.
@@ -180,7 +190,10 @@ void validate_sources(const RunConfig& config) {
 
 void validate_values(const RunConfig& config) {
   validate(config.model);
-  if (!config.model.is_dense()) validate(config.routing, config.model);
+  if (!config.model.is_dense()) {
+    validate(config.routing, config.model);
+    require_memory_of_start(config.routing, config.training);
+  }
   validate(config.loss);
   if (!config.model.is_dense()) validate_router_losses(config.loss, config.routing, config.model);
   if (config.model.type == ModelType::kDiffusionTransformer)

@@ -84,6 +84,9 @@ struct TrainingConfig {
   // Each is a checkpoint, or a run whose newest checkpoint is used. Empty: training starts from the seed.
   std::string initialize_from;  // start from its parameters only
   std::string cooldown_from;    // resume from it, with parameters, moments and all other state
+  // The noise of experts that initialize_from copies from a dense model: its standard deviation relative to
+  // the root mean square of the weights.
+  double upcycle_noise = 0;
 };
 
 // The degree of expert parallelism: a number, or auto.
@@ -162,6 +165,7 @@ void visit_fields(SectionOf<TrainingConfig> auto& config, auto&& field) {
   field("max_skips", config.max_skips);
   field("initialize_from", config.initialize_from);
   field("cooldown_from", config.cooldown_from);
+  field("upcycle_noise", config.upcycle_noise);
 }
 
 void visit_fields(SectionOf<ParallelConfig> auto& config, auto&& field) {

@@ -57,6 +57,10 @@ void Router::set_step(int64_t step) {
   next_experts_ = config::experts_at(configured_, step + 1, steps_);
 }
 
+void Router::start_at(const std::vector<double>& /*thresholds*/) {
+  throw std::logic_error("Router::start_at: this method has no controller");
+}
+
 void Router::update(const StepCounts& counts, const at::Tensor& applied) {
   if (tokens_per_expert_LE_.defined())
     tokens_per_expert_LE_ = at::where(applied, counts.tokens_per_expert_LE, tokens_per_expert_LE_);

@@ -55,6 +55,9 @@ class Router {
   // Sets config().experts to the budget of optimizer step `step`, which counts from 0 (routing.schedule).
   // Call before the step. A new router has the budget of step 0.
   virtual void set_step(int64_t step);
+  // Sets p before the first step: one value, or one per layer with routing.scope: layer. Later updates move
+  // it from there. Throws std::logic_error without a controller.
+  virtual void start_at(const std::vector<double>& thresholds);
   // The shape of a step's statistics: [layers, size], or [1, size] if the layers' RouteOutput::statistics are
   // added up. [0]: none.
   virtual std::vector<int64_t> statistics_shape() const { return {0}; }

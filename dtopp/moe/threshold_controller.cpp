@@ -62,6 +62,12 @@ void ThresholdController::set_targets(const std::vector<double>& experts,
   next_target_C_ = on_device(next_experts);
 }
 
+void ThresholdController::start_at(const std::vector<double>& thresholds) {
+  threshold_C_ = ops::to_device(at::tensor(thresholds, at::kDouble), threshold_C_.device());
+  if (config_.controller == config::Controller::kPi)
+    error_sum_C_ = (threshold_C_ - config_.threshold) / number(config_.ki, threshold_C_);
+}
+
 void ThresholdController::update(const RoutedStep& step, const at::Tensor& applied) {
   if (step.tokens == 0) return;
   const at::Tensor num_assignments_C =

@@ -51,6 +51,10 @@ class ThresholdController {
   // p of a layer for the next step, f64 [].
   at::Tensor threshold(int64_t layer) const { return threshold_C_[per_layer() ? layer : 0]; }
 
+  // Sets p before the first step, per controller. The law pi moves it from there: sum_e begins at
+  // (p - p_0) / K_i, so that a step without error leaves p. Requires K_i > 0 with pi.
+  void start_at(const std::vector<double>& thresholds);
+
   // Updates the state after one optimizer step. Does nothing if `applied` (bool []) is false.
   void update(const RoutedStep& step, const at::Tensor& applied);
 

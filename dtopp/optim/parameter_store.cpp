@@ -119,10 +119,14 @@ void ParameterStore::finish_all_gather() const {
 }
 
 void ParameterStore::initialise(uint64_t seed) {
+  initialise([&](const auto& spec, at::Tensor& whole) { parameters::initialise(spec, seed, whole); });
+}
+
+void ParameterStore::initialise(FillParameter fill) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < specs_.size(); ++i) {
     at::Tensor whole = at::empty(specs_[i].shape, updates_.options());
-    parameters::initialise(specs_[i], seed, whole);
+    fill(specs_[i], whole);
     main_params_[i].copy_(whole.view(-1).narrow(0, local_shard(i).begin, local_shard(i).size()));
     const int64_t first = local_shard(i).begin - offset(i);
     model_params_[i].view(-1).copy_(whole.view(-1).narrow(0, first, model_params_[i].numel()));

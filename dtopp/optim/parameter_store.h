@@ -42,6 +42,8 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/FunctionRef.h>
+
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/distributed/groups/process_groups.h"
@@ -62,9 +64,12 @@ class ParameterStore {
                  bool reproducible = true);
 
   void initialise(uint64_t seed);
-  // Loads the parameters and, with `slots`, the optimizer's slots. CheckpointError if the checkpoint lacks a
-  // tensor. Collective.
-  void load(const checkpoint::Checkpoint& checkpoint, bool slots);
+  // fill(spec, whole) fills each whole parameter, f32, on every rank.
+  using FillParameter = c10::function_ref<void(const parameters::ParameterSpec&, at::Tensor& whole)>;
+  void initialise(FillParameter fill);
+  // Loads the parameters and the optimizer's slots. CheckpointError if the checkpoint lacks a tensor.
+  // Collective.
+  void load(const checkpoint::Checkpoint& checkpoint);
 
   // Starts an EMA of the parameters at their current values. Every applied step updates it:
   //

@@ -36,16 +36,15 @@ void ParameterStore::copy_local_shard(std::span<const std::byte> bytes, size_t p
                        local_shard);
 }
 
-void ParameterStore::load(const checkpoint::Checkpoint& checkpoint, bool slots) {
+void ParameterStore::load(const checkpoint::Checkpoint& checkpoint) {
   for (size_t i = 0; i < specs_.size(); ++i) {
     const parameters::ParameterSpec& spec = specs_[i];
     copy_local_shard(checkpoint.parameter(spec.name, spec.shape), i, main_params_[i]);
-    if (!slots) continue;
     const std::vector<std::string> names = optimizer_->slots(spec);
     for (size_t slot = 0; slot < names.size(); ++slot)
       copy_local_shard(checkpoint.slot(spec.name + "." + names[slot], spec.shape), i, slots_[i][slot]);
   }
-  if (slots) updates_.fill_(checkpoint.state().step - checkpoint.state().skipped_steps);
+  updates_.fill_(checkpoint.state().step - checkpoint.state().skipped_steps);
   refresh_copies();
 }
 

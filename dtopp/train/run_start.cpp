@@ -1,12 +1,12 @@
 #include "dtopp/train/run_start.h"
 
 #include <algorithm>
-#include <map>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 #include <sys/stat.h>
 
+#include "dtopp/base/enum_name.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
@@ -14,8 +14,8 @@
 #include "dtopp/checkpoint/checkpoint_layout.h"
 #include "dtopp/config/config.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
-#include "dtopp/models/registry/make_model.h"
 #include "dtopp/optim/schedule.h"
+#include "dtopp/train/initial_parameters.h"
 
 namespace dtopp::train {
 namespace {
@@ -110,31 +110,6 @@ std::optional<checkpoint::Checkpoint> open_together(distributed::Collectives& ra
       std::in_place, path, use, shares ? checkpoint::VerifyFiles(verify_sizes) : verify_content);
   require_same_copy(*checkpoint, ranks);
   return checkpoint;
-}
-
-std::map<std::string, std::vector<int64_t>> shapes_of(const std::vector<parameters::ParameterSpec>& specs) {
-  std::map<std::string, std::vector<int64_t>> shapes;
-  for (const parameters::ParameterSpec& spec : specs) shapes.emplace(spec.name, spec.shape);
-  return shapes;
-}
-
-std::string describe(const std::map<std::string, std::vector<int64_t>>& shapes, const std::string& name) {
-  const auto found = shapes.find(name);
-  return found == shapes.end() ? "none" : c10::str(at::IntArrayRef(found->second));
-}
-
-void require_same_tensors(const checkpoint::Checkpoint& checkpoint,
-                          const std::vector<parameters::ParameterSpec>& specs) {
-  const auto there = shapes_of(models::make_model(checkpoint.config()).parameters), here = shapes_of(specs);
-  if (there == here) return;
-  for (const auto* shapes : {&here, &there}) {
-    for (const auto& [name, shape] : *shapes) {
-      if (describe(here, name) != describe(there, name))
-        throw UsageError("training.initialize_from: " + checkpoint.path().string() +
-                         " has another model: " + name + " is " + describe(there, name) + " there and " +
-                         describe(here, name) + " here; choose a checkpoint of the same model");
-    }
-  }
 }
 
 // Whether a key may differ from the run that a cool-down continues.
@@ -232,6 +207,48 @@ void cool_down(Trainer& trainer, const config::RunConfig& config, const checkpoi
   log.message("continuing from " + checkpoint.path().string());
 }
 
+// The keys by which the same experts have other gates than in the source. A dense model counts as one with
+// gates that sum to 1. From fixed to dynamic, theta begins at 1, which changes no gate.
+std::string keys_of_other_gates(const config::RunConfig& there, const config::RunConfig& here) {
+  if (here.model.is_dense()) return "";
+  const config::Normalization before = there.routing.normalization, after = here.routing.normalization;
+  const bool same_probabilities =
+      there.model.is_dense() || before == after ||
+      (before == config::Normalization::kFixed && after == config::Normalization::kDynamic);
+  const bool same_sum = here.routing.renormalize == (there.model.is_dense() || there.routing.renormalize);
+  if (same_sum) return same_probabilities ? "" : "routing.normalization";
+  return same_probabilities ? "routing.renormalize" : "routing.normalization, routing.renormalize";
+}
+
+std::string describe_source(const config::RunConfig& config) {
+  if (config.model.is_dense()) return "dense";
+  return enum_name(config.routing.method) + format(", %.4g experts", config::mean_experts(config.routing));
+}
+
+std::string describe_start(const config::RunConfig& config, const SolvedStart& start) {
+  const auto [least, most] = std::ranges::minmax(start.thresholds);
+  const std::string p = least == most ? format("%.6f", least) : format("%.6f to %.6f", least, most);
+  return format("; %s starts at p = %s, where the first %lld training tokens use %.4f experts",
+                enum_name(config.routing.method).c_str(), p.c_str(), static_cast<long long>(start.tokens),
+                start.experts);
+}
+
+void start_from(Trainer& trainer, const config::RunConfig& config, const checkpoint::Checkpoint& checkpoint,
+                const ConsoleLog& log) {
+  const InitialParameters initial(checkpoint, config);
+  initial.require_fit(trainer.parameters().specs());
+  warn_of_other_tokenizer(checkpoint, trainer.data(), log);
+  if (const std::string keys = keys_of_other_gates(initial.there(), config); !keys.empty())
+    log.warning("the same experts have other gates than in " + checkpoint.path().string() +
+                " (different: " + keys + ")");
+  trainer.initialise_from(initial);
+  std::string line = "starting from the parameters of " + checkpoint.path().string() + " (" +
+                     describe_source(initial.there()) + ")";
+  if (!config.model.is_dense() && config::has_controller(config.routing.method))
+    line += describe_start(config, trainer.solve_initial_thresholds());
+  log.message(line);
+}
+
 }  // namespace
 
 std::optional<checkpoint::Checkpoint> checkpoint_to_resume(const fs::path& run,
@@ -263,10 +280,7 @@ std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const con
     const checkpoint::Checkpoint checkpoint =
         open_named("training.initialize_from", training.initialize_from,
                    checkpoint::CheckpointUse::kInference, trainer.ranks(), log);
-    require_same_tensors(checkpoint, trainer.parameters().specs());
-    warn_of_other_tokenizer(checkpoint, trainer.data(), log);
-    trainer.initialise_from(checkpoint);
-    log.message("starting from the parameters of " + checkpoint.path().string());
+    start_from(trainer, config, checkpoint, log);
   } else {
     trainer.initialise();
   }

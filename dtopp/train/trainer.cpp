@@ -10,6 +10,7 @@
 #include "dtopp/moe/routers/make_router.h"
 #include "dtopp/moe/token_dispatcher.h"
 #include "dtopp/optim/schedule.h"
+#include "dtopp/train/initial_parameters.h"
 #include "dtopp/train/step_decision.h"
 
 namespace dtopp::train {
@@ -39,13 +40,13 @@ void Trainer::initialise() {
   if (model_.ema_decay > 0) store_.enable_ema(model_.ema_decay);
 }
 
-void Trainer::initialise_from(const checkpoint::Checkpoint& checkpoint) {
-  store_.load(checkpoint, /*slots=*/false);
+void Trainer::initialise_from(const InitialParameters& parameters) {
+  store_.initialise([&](const auto& spec, at::Tensor& whole) { parameters.fill(spec, whole); });
   if (model_.ema_decay > 0) store_.enable_ema(model_.ema_decay);
 }
 
 void Trainer::restore(const checkpoint::Checkpoint& checkpoint) {
-  store_.load(checkpoint, /*slots=*/true);
+  store_.load(checkpoint);
   if (model_.ema_decay > 0) {
     store_.enable_ema(model_.ema_decay);
     store_.load_ema(checkpoint);

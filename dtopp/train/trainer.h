@@ -23,6 +23,16 @@
 
 namespace dtopp::train {
 
+class InitialParameters;
+
+// The thresholds before the first step, one or one per layer, and the mean number of experts of the tokens
+// that they were solved on.
+struct SolvedStart {
+  std::vector<double> thresholds;
+  double experts = 0;
+  int64_t tokens = 0;
+};
+
 class Trainer {
  public:
   // compute: at::kFloat or at::kBFloat16, and the device. The ranks of `groups` train together, each with one
@@ -32,9 +42,13 @@ class Trainer {
 
   // Call one of these three before the first step. Step 0, with parameters from the seed or a checkpoint:
   void initialise();
-  void initialise_from(const checkpoint::Checkpoint& checkpoint);
+  void initialise_from(const InitialParameters& parameters);
   // Resumes from a checkpoint. CheckpointError if a tensor is missing.
   void restore(const checkpoint::Checkpoint& checkpoint);
+
+  // Sets the thresholds to those at which the first training tokens use routing.experts. Call it before the
+  // first step. Requires a controller. Every rank computes all of these tokens.
+  SolvedStart solve_initial_thresholds();
 
   // Issues the next step. Returns false if a stop is requested between micro-batches: nothing has changed,
   // and the step can run again. With several ranks the step is finished instead, and its result reports the

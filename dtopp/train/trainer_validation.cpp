@@ -27,6 +27,20 @@ moe::Routing Trainer::solved_routing() const {
                                      data_, parallel_routing());
 }
 
+SolvedStart Trainer::solve_initial_thresholds() {
+  const at::NoGradGuard no_grad;
+  const int64_t samples = std::max<int64_t>(1, models::kSolveTokens / model_.tokens_per_sample);
+  const models::Batch batch = data_.training->read(/*position=*/0, samples).to(store_.device());
+  const auto mean_experts = [&](const moe::Routing& with) {
+    return losses_(batch, with).activations.summary().mean;
+  };
+  const moe::Routing solved = models::solve_thresholds(config_, router_->config().experts, store_.device(),
+                                                       mean_experts, parallel_routing());
+  const std::vector<double> thresholds = solved.router->metric("threshold");
+  router_->start_at(thresholds);
+  return {thresholds, mean_experts(solved), samples * model_.tokens_per_sample};
+}
+
 std::optional<models::ValidationResult> Trainer::validate_with(
     const moe::Routing& inputs, const std::vector<models::HeldOutSource>& sources,
     const StopToken& stop) const {

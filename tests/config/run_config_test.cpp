@@ -75,6 +75,11 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
       {{"training.initialize_from=a", "training.cooldown_from=b"},
        "training.initialize_from: a run starts with another run's parameters or resumes that run "
        "(training.cooldown_from); set one of them"},
+      {{"training.upcycle_noise=-1"}, "training.upcycle_noise: must not be negative, is -1.0"},
+      {{"training.initialize_from=a", "routing.ki=0"},
+       "routing.ki: must be positive with training.initialize_from, because the sum of errors holds the "
+       "first "
+       "threshold"},
       {{"data.train=[{path: a, weight: 0}]"}, "data.train: the weight of a must be above 0, is 0.0"},
       {{"data.train=[{path: a, weight: 1}, a/../a]"}, "data.train: names a/../a twice; list it once"},
       {{"data.train=[{path: data/a, weight: 1}, data/a/]"}, "data.train: names data/a/ twice; list it once"},

@@ -47,6 +47,16 @@ TEST(ThresholdController, follows_equation_five_by_hand) {
   EXPECT_DOUBLE_EQ(error_sum_of(controller), 0.0);
 }
 
+TEST(ThresholdController, moves_from_the_threshold_that_it_starts_at) {
+  ThresholdController controller(routing(), 64, 2);
+  controller.start_at({0.6});
+  EXPECT_EQ(p_of(controller), 0.6);
+  update(controller, {8000, 8000}, 1000);  // a = T
+  EXPECT_DOUBLE_EQ(p_of(controller), 0.6);
+  update(controller, {10000, 14000}, 1000);  // e = -1/16
+  EXPECT_DOUBLE_EQ(p_of(controller), 0.6 - 0.2 / 16);
+}
+
 TEST(ThresholdController, layers_are_independent_with_layer_scope) {
   config::RoutingConfig config = routing();
   config.scope = config::ThresholdScope::kLayer;

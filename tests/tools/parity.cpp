@@ -13,6 +13,7 @@
 #include "dtopp/device/compute_device.h"
 #include "dtopp/inference/checkpoint_tensors.h"
 #include "dtopp/models/language_model/language_model.h"
+#include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/gemm/linear.h"
 #include "dtopp/optim/parameter_store.h"
 #include "tensor_output.h"
@@ -31,7 +32,9 @@ void run(char** argv) {
   const at::ScalarType type = device::compute_type(config.training.precision, device);
   optim::ParameterStore store(models::language_model_parameters(config.model, config.routing),
                               at::device(device).dtype(type), config.optimizer);
-  store.load(checkpoint, /*slots=*/false);
+  store.initialise([&](const parameters::ParameterSpec& spec, at::Tensor& whole) {
+    dtopp::ops::copy_from_bytes(checkpoint.parameter(spec.name, spec.shape), whole);
+  });
   models::LanguageModel model = models::bind_language_model(
       config.model, config.routing, [&](const std::string& name) { return store.model_param(name); });
   if (config.data.end_of_text >= 0) model.end_of_text = config.data.end_of_text;

@@ -57,6 +57,10 @@ class DTopPRouter final : public Router {
     Router::set_step(step);
     if (!config().schedule.empty()) controller_.set_targets(config().experts, next_experts());
   }
+  void start_at(const std::vector<double>& thresholds) override {
+    controller_.start_at(thresholds);
+    used_threshold_C_ = controller_.thresholds();
+  }
   std::vector<int64_t> statistics_shape() const override {
     // Zero experts add the number of zero experts that tokens took. A bias adds summed_mass().
     return {controller_.thresholds().numel(),

@@ -47,7 +47,7 @@ def test_a_schedule_that_cannot_be_is_refused(tmp_path, overrides, names):
 def test_a_resolved_configuration_without_the_newer_keys_still_resumes(tmp_path):
     run = tiny_run.trained(tmp_path, "training.steps=12") / "run"
     config = run / "config.yaml"
-    newer = ("schedule:", "decay_steps:", "initialize_from:", "cooldown_from:", "end_of_text:", "attend_across_documents:")
+    newer = ("schedule:", "decay_steps:", "initialize_from:", "upcycle_noise:", "cooldown_from:", "end_of_text:", "attend_across_documents:")
     lines = config.read_text().splitlines(keepends=True)
     older = [line for line in lines if not line.strip().startswith(newer)]
     assert len(older) == len(lines) - len(newer) - 1  # a learning rate and a budget have a schedule
