@@ -211,13 +211,16 @@ void cool_down(Trainer& trainer, const config::RunConfig& config, const checkpoi
 // gates that sum to 1. From fixed to dynamic, theta begins at 1, which changes no gate.
 std::string keys_of_other_gates(const config::RunConfig& there, const config::RunConfig& here) {
   if (here.model.is_dense()) return "";
-  const config::Normalization before = there.routing.normalization, after = here.routing.normalization;
-  const bool same_probabilities =
-      there.model.is_dense() || before == after ||
-      (before == config::Normalization::kFixed && after == config::Normalization::kDynamic);
-  const bool same_sum = here.routing.renormalize == (there.model.is_dense() || there.routing.renormalize);
-  if (same_sum) return same_probabilities ? "" : "routing.normalization";
-  return same_probabilities ? "routing.renormalize" : "routing.normalization, routing.renormalize";
+  const bool dense = there.model.is_dense();
+  const config::RoutingConfig &before = there.routing, &after = here.routing;
+  std::string keys;
+  if (!dense && before.normalization != after.normalization &&
+      !(before.normalization == config::Normalization::kFixed &&
+        after.normalization == config::Normalization::kDynamic))
+    keys += ", routing.normalization";
+  if (after.renormalize != (dense || before.renormalize)) keys += ", routing.renormalize";
+  if (after.gate_scale != (dense ? 1.0 : before.gate_scale)) keys += ", routing.gate_scale";
+  return keys.empty() ? "" : keys.substr(2);
 }
 
 std::string describe_source(const config::RunConfig& config) {
