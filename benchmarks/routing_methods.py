@@ -26,7 +26,7 @@ from training_side import start_dtopp
 CASE = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 128, "num_experts": 64, "active": 8,
         "vocab_size": 8192, "sequence_length": 512, "batch": 4}
 METHODS = ("top_k", "top_k_bias", "dtop_p", "solve", "dtop_p_bias", "relu", "expert_threshold", "hash")
-SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)  # of equal tokens
+SHARES = (0.0, 0.2, 0.5, 1.0)  # of equal tokens
 SLOWER = 1.05
 
 
