@@ -3,12 +3,14 @@
 #include <memory>
 #include <string>
 
-#include "cli/inference.h"
+#include "cli/evaluate.h"
 #include "cli/option_checks.h"
 #include "cli/verbs.h"
+#include "dtopp/base/errors.h"
 #include "dtopp/convert/convert_gguf.h"
 #include "dtopp/convert/convert_huggingface.h"
 #include "dtopp/convert/convert_lm_eval.h"
+#include "dtopp/eval/perplexity.h"
 
 namespace dtopp::cli {
 namespace {
@@ -16,28 +18,67 @@ namespace {
 struct ConvertOptions {
   InferenceOptions from;
   std::string folder;
-  convert::HuggingFaceClass as = convert::HuggingFaceClass::kDtopp;
 };
 
+struct ToHuggingFace : EvaluateOptions {
+  std::string folder, text;
+  convert::HuggingFaceOptions how;
+};
+
+// Prints the numbers of experts of the text's tokens, and the share of tokens with more than `most`.
+void print_experts(const ToHuggingFace& options, const checkpoint::Checkpoint& checkpoint, int64_t most) {
+  const inference::InferenceModel model = load_model(options.inference, checkpoint);
+  const eval::EvaluationText text = open_texts(options, {options.text}, checkpoint, model.config.model);
+  distributed::SingleRank alone;
+  ConsoleWatch watch(alone);
+  watch.begin("experts", "tok", text.size());
+  const moe::ActivationStatistics active =
+      eval::measure_perplexity(model, text, options.batch_size, alone, watch).activations;
+  watch.end();
+  const at::Tensor share_LN = active.histogram().to(at::kDouble) / static_cast<double>(active.tokens());
+  const auto largest = active.histogram().sum(0).nonzero().max().item<int64_t>();
+  std::printf("experts   %.4f per token, at most %lld\n", active.summary().mean,
+              static_cast<long long>(largest));
+  const at::Tensor above_L = share_LN.narrow(1, most + 1, share_LN.size(1) - most - 1).sum(1);
+  const auto [worst, layer] = above_L.max(0);
+  std::printf("cut       %.4f %% of tokens have more than %lld (layer %lld: %.4f %%)\n",
+              100 * above_L.mean().item<double>(), static_cast<long long>(most),
+              static_cast<long long>(layer.item<int64_t>()), 100 * worst.item<double>());
+}
+
+void convert_to_hf(const ToHuggingFace& options) {
+  const checkpoint::Checkpoint checkpoint =
+      open_named_checkpoint(options.inference, config::ModelType::kLanguageModel);
+  const int64_t most = convert::exported_max_experts(checkpoint.config(), options.how.max_experts);
+  if (!options.text.empty() && checkpoint.config().model.is_dense())
+    throw UsageError("--text: the model is dense");
+  if (!options.text.empty()) print_experts(options, checkpoint, most);
+  convert::convert_to_huggingface(checkpoint, options.folder, options.how);
+  std::printf("%s\n", options.folder.c_str());
+}
+
 void add_to_hf(CLI::App& convert) {
-  auto options = std::make_shared<ConvertOptions>();
+  auto options = std::make_shared<ToHuggingFace>();
   CLI::App* verb = convert.add_subcommand(
       "to-hf", "Convert a language model's checkpoint to a folder for Hugging Face transformers");
-  verb->add_option("checkpoint", options->from.checkpoint,
+  verb->add_option("checkpoint", options->inference.checkpoint,
                    "checkpoint, or run directory (its newest checkpoint is used)")
       ->required();
   verb->add_option("folder", options->folder, "new folder to write")->required();
-  verb->add_option("--as", options->as,
+  verb->add_option("--as", options->how.as,
                    "model class: dtopp, with its code beside the weights (trust_remote_code), or a class of "
                    "transformers, which needs model.norm=rms, routing.method=top_k and normalization=none")
       ->transform(choice<convert::HuggingFaceClass>())
       ->default_str("dtopp");
-  verb->callback([options] {
-    const checkpoint::Checkpoint checkpoint =
-        open_named_checkpoint(options->from, config::ModelType::kLanguageModel);
-    convert::convert_to_huggingface(checkpoint, options->folder, options->as);
-    std::printf("%s\n", options->folder.c_str());
-  });
+  verb->add_option("--max-experts", options->how.max_experts,
+                   "most experts per token in the converted model; tokens with more keep their likeliest")
+      ->check(CLI::PositiveNumber);
+  verb->add_option("--text", options->text,
+                   "text file or token folder on which to count the tokens with more experts");
+  verb->add_option("--tokenizer", options->inference.tokenizer,
+                   "tokenizer.json file for --text, for a checkpoint without one")
+      ->needs("--text");
+  verb->callback([options] { convert_to_hf(*options); });
 }
 
 void add_from_hf(CLI::App& convert) {

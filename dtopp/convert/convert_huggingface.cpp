@@ -75,9 +75,29 @@ void write_weights(const checkpoint::Checkpoint& checkpoint, const config::RunCo
 
 }  // namespace
 
+int64_t exported_max_experts(const config::RunConfig& config, int64_t max_experts) {
+  const config::RoutingConfig& routing = config.routing;
+  const int64_t experts = config.model.num_experts;
+  if (max_experts == 0) return routing.max_experts == 0 ? experts : std::min(routing.max_experts, experts);
+  const std::string option = "--max-experts: ";
+  if (config.model.is_dense()) throw UsageError(option + "the model is dense");
+  if (!config::has_threshold(routing.method) && !config::may_select_none(routing.method))
+    throw UsageError(option + "every token of routing.method " + enum_name(routing.method) +
+                     " has the same number of experts");
+  if (config.model.zero_experts > 0)
+    throw UsageError(option + "the limit would count model.zero_experts too; they must be 0");
+  const double least = routing.method == config::RoutingMethod::kTopP ? 1 : std::ranges::max(routing.experts);
+  if (static_cast<double>(max_experts) < least || max_experts > experts)
+    throw UsageError(option + std::to_string(max_experts) + ": must lie between the mean number of experts " +
+                     "and " + std::to_string(experts));
+  return max_experts;
+}
+
 void convert_to_huggingface(const checkpoint::Checkpoint& checkpoint, const fs::path& folder,
-                            HuggingFaceClass as) {
+                            const HuggingFaceOptions& options) {
+  const HuggingFaceClass as = options.as;
   config::RunConfig config = checkpoint.config();
+  if (options.max_experts > 0) config.routing.max_experts = exported_max_experts(config, options.max_experts);
   config.routing.experts = config::experts_at(
       config.routing, std::max<int64_t>(checkpoint.state().step - 1, 0), config.training.steps);
   config.routing.schedule.clear();

@@ -8,12 +8,23 @@
 
 namespace dtopp::convert {
 
+struct HuggingFaceOptions {
+  HuggingFaceClass as = HuggingFaceClass::kDtopp;
+  int64_t max_experts = 0;  // most experts per token; 0: routing.max_experts
+};
+
+// The most experts per token of a converted model, without a limit the number of its experts.
+//
+// Throws:        UsageError if the model cannot have the limit `max_experts`
+int64_t exported_max_experts(const config::RunConfig& config, int64_t max_experts);
+
 // Writes config.json, generation_config.json, the weights, the tokenizer's files if the checkpoint has a
 // tokenizer, and the code of dtopp's model class. The folder appears complete or not at all.
 //
-// Throws:        UsageError if `folder` exists and is not empty, or if the class cannot represent the model
+// Throws:        UsageError if `folder` exists and is not empty, if the class cannot represent the model, or
+//                if the model cannot have the limit of experts
 void convert_to_huggingface(const checkpoint::Checkpoint& checkpoint, const std::filesystem::path& folder,
-                            HuggingFaceClass as);
+                            const HuggingFaceOptions& options = {});
 
 // Writes a checkpoint of step 0 without optimizer state, for evaluate, generate and as the start of a run.
 // `checkpoint` appears complete or not at all.

@@ -10,22 +10,16 @@ import tokenizers
 import torch
 import transformers
 import yaml
-from safetensors.torch import load_file, save_file
-from huggingface_folder import LOADED, keep_modules_in, load, to_hf
-from language_program import ROUTERS, Both
+from fused_experts import fused_experts
+from huggingface_folder import LOADED, Case, load, logits_of, remote_code, routed, to_hf
+from language_program import ROUTERS
 from refusal import assert_refused
+from safetensors.torch import load_file, save_file
 
 NAMES = ["dense", "dense_untied", "top_k", "top_1_without_renormalisation", "top_p", "top_p_capped", "dtop_p", "dtop_p_rms",
          "dtop_p_layer", "dtop_p_without_renormalisation", "dtop_p_gqa", "dtop_p_norm_of_each_head", "dtop_p_without_qk_norm",
          "dtop_p_shared_experts", "dtop_p_shared_gate", "dtop_p_zero_experts", "dtop_p_zero_experts_that_copy", *ROUTERS]
 BOUND = 2e-5
-
-
-class Case(Both):
-    def __init__(self, name, parity, directory):
-        super().__init__(name, parity, directory)
-        self.folder = to_hf(self.checkpoint, directory / "hf")
-        self.inputs = self.tokens[:, :-1]
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -38,25 +32,28 @@ def dtop_p(dtopp_binary, program, tmp_path_factory, remote_code):
     return Case("dtop_p", program("dtopp_parity"), tmp_path_factory.mktemp("alone"))
 
 
-@pytest.fixture(scope="module")
-def remote_code(tmp_path_factory):
-    """Sends copies of model code to this folder instead of the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        keep_modules_in(tmp_path_factory.mktemp("modules"), patch)
-        yield
-
-
-def logits_of(model, inputs, **options):
-    with torch.no_grad():
-        return model(input_ids=inputs, **options).logits
-
-
 def test_logits_are_the_programs(case):
     want = case.logits()
     for experts in ("eager",) if case.case.startswith("dense") else ("eager", "grouped_mm", "batched_mm"):
         model, info = load(case.folder, experts_implementation=experts, output_loading_info=True)
         assert not any(info[key] for key in LOADED), (experts, info)
         assert (logits_of(model, case.inputs) - want).abs().max() <= BOUND * want.abs().max(), experts
+
+
+def test_a_token_has_a_fixed_number_of_slots_that_fused_experts_take(case):
+    if case.case.startswith("dense"):
+        return
+    model = load(case.folder)
+    for layer, (x_TD, weight_TK, expert_TK) in zip(model.model.layers, routed(model, case.inputs)):
+        assert weight_TK.shape == expert_TK.shape == (case.inputs.numel(), model.config.num_experts_per_tok)
+        used_TK = weight_TK != 0
+        assert (expert_TK[~used_TK] == 0).all()
+        assert all(expert[used].unique().numel() == used.sum() for expert, used in zip(expert_TK, used_TK))
+        experts = layer.mlp.experts
+        with torch.no_grad():
+            want = experts(x_TD, expert_TK, weight_TK)
+            got = fused_experts(x_TD, experts.gate_up_proj, experts.down_proj, weight_TK, expert_TK.int())
+        assert (got - want).abs().max() <= BOUND * want.abs().max()
 
 
 def test_generation_with_a_cache_equals_generation_without(case):

@@ -2,8 +2,11 @@
 
 import sys
 
+import pytest
 import tiny_run
+import torch
 import transformers
+from language_program import Both
 
 LOADED = ("missing_keys", "unexpected_keys", "mismatched_keys")  # all of these must be empty
 
@@ -13,6 +16,39 @@ def to_hf(checkpoint, folder, *arguments):
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{folder}\n"
     return folder
+
+
+class Case(Both):
+    """A checkpoint and the folder that it was converted to."""
+
+    def __init__(self, name, parity, directory):
+        super().__init__(name, parity, directory)
+        self.folder = to_hf(self.checkpoint, directory / "hf")
+        self.inputs = self.tokens[:, :-1]
+
+
+def logits_of(model, inputs, **options):
+    with torch.no_grad():
+        return model(input_ids=inputs, **options).logits
+
+
+def routed(model, inputs):
+    """Per layer: the input of the router, and the weights and experts of each token."""
+    layers = []
+    hooks = [layer.mlp.gate.register_forward_hook(lambda _, arguments, output: layers.append((arguments[0], *output[1:3])))
+             for layer in model.model.layers]
+    logits_of(model, inputs)
+    for hook in hooks:
+        hook.remove()
+    return layers
+
+
+@pytest.fixture(scope="module")
+def remote_code(tmp_path_factory):
+    """Sends copies of model code to this folder instead of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        keep_modules_in(tmp_path_factory.mktemp("modules"), patch)
+        yield
 
 
 def load(folder, **options):
