@@ -143,7 +143,11 @@ class Connection final : public Exchange, public std::enable_shared_from_this<Co
     if (error && error.category() != http::make_error_code({}).category()) return close();
     if (error == http::error::end_of_stream) return close();
     set_time(connections_.limits().answer);
+    answer_request(error);
     drop_input();
+  }
+
+  void answer_request(error_code error) {
     if (error == http::error::header_limit) return refuse(431);
     if (error == http::error::body_limit) return refuse(413);
     if (error) return refuse(400);
@@ -165,8 +169,10 @@ class Connection final : public Exchange, public std::enable_shared_from_this<Co
   void drop_input() {
     socket_.async_read_some(asio::buffer(dropped_), [self = shared_from_this()](error_code error, size_t) {
       if (!self->socket_.is_open()) return;
-      if (error) return self->close();
-      self->drop_input();
+      if (!error) return self->drop_input();
+      self->is_open_ = false;
+      self->is_input_over_ = true;
+      if (!self->is_ended_ || !self->is_writing_) self->close();
     });
   }
 
@@ -189,6 +195,7 @@ class Connection final : public Exchange, public std::enable_shared_from_this<Co
       if (!self->unsent_.empty()) return self->write_more();
       if (!self->is_ended_) return;
       self->is_open_ = false;
+      if (self->is_input_over_) return self->close();
       error_code ignored;
       self->socket_.shutdown(tcp::socket::shutdown_send, ignored);
       self->set_time(kLinger);
@@ -202,7 +209,8 @@ class Connection final : public Exchange, public std::enable_shared_from_this<Co
   http::request_parser<http::string_body> parser_;
   std::array<char, 4096> dropped_{};
   std::string unsent_, sending_;
-  bool is_receiving_ = true, has_begun_ = false, is_ended_ = false, is_writing_ = false, is_chunked_ = true;
+  bool is_receiving_ = true, is_input_over_ = false, has_begun_ = false, is_ended_ = false,
+       is_writing_ = false, is_chunked_ = true;
   std::atomic<bool> is_open_ = true;
 };
 

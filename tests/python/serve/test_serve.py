@@ -213,6 +213,14 @@ def test_hostile_bytes_are_refused_and_other_clients_served(server):
                          (b"DELETE /v1/models HTTP/1.1\r\n\r\n", 405), (b"GET /v1/completions HTTP/1.1\r\n\r\n", 405),
                          (b"GET /../etc/passwd HTTP/1.1\r\n\r\n", 404), (b"GET /v1/models/other HTTP/1.1\r\n\r\n", 404)):
         assert status_line(port, data).startswith(b"HTTP/1.1 %d" % status), (data[:80], status_line(port, data))
+    # A client may end its side of the connection after a request.
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        page = b""
+        while part := connection.recv(65536):
+            page += part
+    assert page.startswith(b"HTTP/1.1 200") and page.endswith(b"</html>\n")
     # A text may hold NUL.
     assert server.request("/v1/completions", {"prompt": "a\0b", "max_tokens": 2})[0] == 200
     for origin, status in (("http://evil.example", 403), (server.address.rstrip("/"), 200)):
