@@ -89,7 +89,12 @@ class RanksByMethodSlow : public Ranks, public testing::WithParamInterface<const
       config_.routing.max_experts = 5;
       config_.routing.bias_rate = 0.02;
     }
-    if (method == "shared") config_.model.shared_experts = 2;
+    if (method == "shared") {
+      config_.model.shared_experts = 2;
+      config_.model.shared_gate = true;
+      config_.model.qk_norm = config::QkNorm::kHead;
+      config_.model.qkv_bias = true;
+    }
     if (method == "global_statistics") config_.loss.batch_statistics = config::BatchStatistics::kGlobal;
     if (method == "dense") config_.routing.experts.clear();
   }

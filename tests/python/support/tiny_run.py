@@ -44,7 +44,7 @@ ROUTERS = {
     "top_k_bias": ["routing.method=top_k_bias", "routing.normalization=none", "routing.bias_rate=0.01", "routing.bias_until=0.75",
                    "routing.gate_scale=2.5", "loss.load_balance=0", "loss.sequence_balance=0.01"],
     "hash": ["routing.method=hash", "routing.normalization=none", "loss.load_balance=0", "loss.dynamic=0"],
-    "shared_experts": ["model.shared_experts=2"],
+    "shared_experts": ["model.shared_experts=2", "model.shared_gate=true", "model.qk_norm=head", "model.qkv_bias=true"],
     "schedule": ["routing.schedule=[1.5, 3]", "routing.schedule_at=[0, 1]", "routing.controller=solve"],
     "schedule_hash": ["routing.method=hash", "routing.normalization=none", "loss.load_balance=0", "loss.dynamic=0",
                       "routing.schedule=[4, 2, 3]", "routing.schedule_at=[0, 0.5, 1]", "routing.schedule_shape=step"],
