@@ -171,6 +171,16 @@ def test_thresholds_are_solved_for_any_budget(dtop_p, target):
     assert counts == pytest.approx(means)
 
 
+@pytest.mark.parametrize("name, target", [("dtop_p_bias", 3), ("dtop_p_zero_experts", 0.9), ("dtop_p_zero_experts", 3)])
+def test_a_budget_counts_no_zero_experts(name, target, tmp_path, program, dtopp_binary, remote_code):
+    case = Case(name, program("dtopp_parity"), tmp_path)
+    model = load(case.folder)
+    means = model.set_target_experts(target, case.inputs)
+    assert sum(means) / 2 == pytest.approx(target, rel=0.02)
+    counts = [(weight_TK > 0).sum(-1).double().mean().item() for _, weight_TK, _ in routed(model, case.inputs)]
+    assert counts == pytest.approx(means)
+
+
 def test_one_budget_has_the_threshold_that_the_program_finds(dtop_p):
     """Checks with the program's own solution of p on the same tokens, through a checkpoint that has this p."""
     model = load(dtop_p.folder)
