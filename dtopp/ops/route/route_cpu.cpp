@@ -84,20 +84,21 @@ template <typename Real>
   return count;
 }
 
-// Writes the gates of a token whose experts do not depend on each other. `cut` is null with relu. NaN counts
-// as selected, so that its gate shows in the loss.
+// The next two write the gates of a token whose experts do not depend on each other. NaN counts as selected,
+// so that its gate shows in the loss.
 template <typename Real>
-[[gnu::always_inline]] inline void write_own_gates(const Real* z, const Real* cut, int64_t experts,
-                                                   Real* gates) {
-  if (cut == nullptr) {
+[[gnu::always_inline]] inline void write_relu_gates(const Real* z, int64_t experts, Real* gates) {
 #pragma omp simd
-    for (int64_t e = 0; e < experts; ++e) gates[e] = z[e] <= 0 ? Real(0) : z[e];
-  } else {
+  for (int64_t e = 0; e < experts; ++e) gates[e] = z[e] <= 0 ? Real(0) : z[e];
+}
+
+template <typename Real>
+[[gnu::always_inline]] inline void write_sigmoid_gates(const Real* z, const Real* cut, int64_t experts,
+                                                       Real* gates) {
 #pragma omp simd
-    for (int64_t e = 0; e < experts; ++e) {
-      const Real gate = 1 / (1 + fast_exp(-z[e]));
-      gates[e] = z[e] < cut[e] ? Real(0) : gate;
-    }
+  for (int64_t e = 0; e < experts; ++e) {
+    const Real gate = 1 / (1 + fast_exp(-z[e]));
+    gates[e] = z[e] < cut[e] ? Real(0) : gate;
   }
 }
 
@@ -149,7 +150,10 @@ template <typename Real>
     const auto state = probabilities(z, experts, by.rule, by.theta, buffers, &inverse_sigma);
     int64_t count = 0;
     if (own) {
-      write_own_gates(z, by.cut, experts, gates_E);
+      if (by.cut == nullptr)
+        write_relu_gates(z, experts, gates_E);
+      else
+        write_sigmoid_gates(z, by.cut, experts, gates_E);
       int64_t* counts_E = sums.counts_E.data();
 #pragma omp simd reduction(+ : count)
       for (int64_t e = 0; e < experts; ++e) {
