@@ -17,8 +17,13 @@ void check_logit_histogram(const at::Tensor& logits_TE, int64_t stride) {
   TORCH_CHECK(stride >= 1, "logit_histogram: expected a stride of at least 1, got ", stride);
 }
 
-// The plain version, which every device but the CPU runs. The host reads nothing.
-at::Tensor logit_histogram_plain(const at::Tensor& logits_TE, int64_t stride) {
+at::Tensor logit_histogram_meta(const at::Tensor& logits_TE, int64_t stride) {
+  check_logit_histogram(logits_TE, stride);
+  return at::empty_symint({logits_TE.sym_size(1), kLogitBins}, logits_TE.options().dtype(at::kLong));
+}
+
+// In tensor operations. The host reads nothing.
+at::Tensor logit_histogram_cuda(const at::Tensor& logits_TE, int64_t stride) {
   check_logit_histogram(logits_TE, stride);
   const at::Tensor z_TE = logits_TE.slice(0, 0, std::nullopt, stride);
   const int64_t experts = z_TE.size(1);
@@ -67,12 +72,13 @@ at::Tensor logit_histogram_cpu(const at::Tensor& logits_TE, int64_t stride) {
 }  // namespace
 
 at::Tensor logit_histogram(const at::Tensor& logits_TE, int64_t stride) {
-  return call_op<"dtopp::logit_histogram", decltype(logit_histogram_plain)>(logits_TE, stride);
+  return call_op<"dtopp::logit_histogram", decltype(logit_histogram_meta)>(logits_TE, stride);
 }
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) { m.def("logit_histogram(Tensor logits_TE, *, int stride=1) -> Tensor"); }
 
-TORCH_LIBRARY_IMPL(dtopp, CompositeExplicitAutograd, m) { m.impl("logit_histogram", logit_histogram_plain); }
 TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("logit_histogram", logit_histogram_cpu); }
+TORCH_LIBRARY_IMPL(dtopp, CUDA, m) { m.impl("logit_histogram", logit_histogram_cuda); }
+TORCH_LIBRARY_IMPL(dtopp, Meta, m) { m.impl("logit_histogram", logit_histogram_meta); }
 
 }  // namespace dtopp::ops

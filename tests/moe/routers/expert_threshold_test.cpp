@@ -61,16 +61,16 @@ TEST(LogitHistogram, counts_every_value_once) {
   EXPECT_EQ(counts[ops::kLogitBins / 2].item<int64_t>(), 1);
 }
 
-// The plain version runs on every device but a CPU.
-TEST(LogitHistogram, the_cpu_counts_what_the_plain_version_counts) {
-  const auto plain = c10::Dispatcher::singleton()
-                         .findSchemaOrThrow("dtopp::logit_histogram", "")
-                         .typed<at::Tensor(const at::Tensor&, int64_t)>();
+// The CUDA version consists of tensor operations, which a CPU can run.
+TEST(LogitHistogram, a_cpu_counts_what_a_cuda_device_counts) {
+  const auto cuda = c10::Dispatcher::singleton()
+                        .findSchemaOrThrow("dtopp::logit_histogram", "")
+                        .typed<at::Tensor(const at::Tensor&, int64_t)>();
   for (const int64_t experts : {1, 5, 16, 33, 64}) {
     for (const int64_t stride : {1, 3}) {
       const at::Tensor z_TE = at::randn({101, experts}) * 9;
       EXPECT_TRUE(ops::logit_histogram(z_TE, stride)
-                      .equal(plain.redispatch(c10::DispatchKeySet(c10::DispatchKey::CUDA), z_TE, stride)));
+                      .equal(cuda.redispatch(c10::DispatchKeySet(c10::DispatchKey::CUDA), z_TE, stride)));
     }
   }
 }

@@ -21,12 +21,16 @@ def samples(dtype):
         "route": [
             ((grad(randn(20, 4).to(dtype)), grad(torch.tensor(1.0)), threshold), {}),
             ((randn(20, 4).to(dtype), torch.tensor(1.0), threshold), dict(normalization="none", top_k=2)),
+            ((grad(randn(20, 4).to(dtype)), torch.tensor(1.0), threshold), dict(gate="relu", renormalize=False)),
+            ((grad(randn(20, 4).to(dtype)), torch.tensor(1.0), threshold),
+             dict(gate="sigmoid", renormalize=False, top_k=2, cut_E=torch.zeros(4))),
         ],
         "route_selected": [
             ((grad(randn(20, 4).to(dtype)), grad(torch.tensor(1.0)), gates.ne(0)), {}),
             ((randn(20, 4).to(dtype), torch.tensor(1.0), gates.ne(0)), dict(normalization="none", renormalize=False)),
         ],
         "cumulative_prob_histogram": [((randn(20, 4).to(dtype), torch.tensor(1.0)), dict(max_experts=3, stride=2))],
+        "logit_histogram": [((randn(20, 4),), dict(stride=2))],
         "moe_ffn": [
             ((grad(x.clone()), grad(gates.clone()), grad(gate_up.clone()), grad(down.clone())), {}),
             ((x, gates, gate_up, grad(down.clone())), {}),
