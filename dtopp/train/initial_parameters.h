@@ -2,9 +2,8 @@
 //
 // Each tensor is the checkpoint's, with three exceptions:
 //
-// - theta begins at 1 if the checkpoint's routing.normalization is fixed. P, and with it the gates of the
-// same
-//   experts, then stay as they are.
+// - theta begins at 1 if the checkpoint's routing.normalization is fixed. P and the gates of the same experts
+//   then stay as they are.
 // - The router of a dense checkpoint's copy is random, with theta at 1.
 // - Its experts are copies of the dense FFN. If that has m times ffn_hidden_size, experts m c to m c + m - 1
 //   are the m slices of copy c, with W_down times m and equal rows in the router.
