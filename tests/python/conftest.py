@@ -4,6 +4,7 @@ import pathlib
 
 import pytest
 from needs import DATA
+from rank_process import Process
 from tiny_run import BINARY, FULL
 
 # The tiers (scripts/test.sh): `make check` runs the fast tests, `make test` all but those of `make nightly`.
@@ -20,6 +21,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker("fast")
         if item.get_closest_marker("nightly") and not FULL:
             item.add_marker(pytest.mark.skip(reason="takes long: make nightly"))
+
+
+@pytest.fixture(autouse=True)
+def no_process_outlives_its_test():
+    yield
+    Process.kill_survivors()
 
 
 def built(name):

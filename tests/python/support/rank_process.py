@@ -8,10 +8,13 @@ import time
 
 
 class Process:
-    """A started command whose standard error is read as it arrives."""
+    """A started command whose standard error is read as it arrives. It ends with its test at the latest (conftest.py)."""
+
+    started = []
 
     def __init__(self, arguments, **options):
         self.process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options)
+        self.started.append(self.process)
         self.pid = self.process.pid
         self.lines = []
         self.reader = threading.Thread(target=self.read, daemon=True)
@@ -32,6 +35,13 @@ class Process:
         status = self.process.wait(timeout=timeout)
         self.reader.join(timeout=10)
         return status, [line for line in self.lines if not line.startswith("step ")]
+
+    @classmethod
+    def kill_survivors(cls):
+        for process in cls.started:
+            process.kill()  # does nothing if it has ended
+            process.wait()
+        cls.started.clear()
 
     def ranks(self):
         with open(f"/proc/{self.pid}/task/{self.pid}/children") as children:
