@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/format.h"
 #include "dtopp/data/tokenizer/tokenizer_json.h"
 
 namespace dtopp::convert {
@@ -42,7 +43,7 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, int
   const auto size = static_cast<size_t>(std::max(vocab_size, tokenizer.vocab_size()));
   std::vector<std::string> tokens(size), merges;
   std::vector<int32_t> types(size, kUnused);
-  for (size_t id = 0; id < size; ++id) tokens[id] = "[unused " + std::to_string(id) + "]";
+  for (size_t id = 0; id < size; ++id) tokens[id] = format("[unused %zu]", id);
   const auto set = [&](int32_t id, const std::string& token, int32_t type) {
     tokens[static_cast<size_t>(id)] = token;
     types[static_cast<size_t>(id)] = type;
