@@ -5,7 +5,7 @@ Usage: draw_concepts.py
 
 The background is transparent, and every color is readable on white and on black: a page shows an SVG as an image, which does
 not inherit the page's colors. Data: benchmarks/results/settling_cpu.jsonl and moe_layers_cpu.jsonl, and the ledgers of
-benchmarks/studies/powered.
+benchmarks/studies/powered. The file is long because it holds one function for each of eight pictures.
 """
 
 import collections

@@ -65,7 +65,7 @@ void write_weights(const checkpoint::Checkpoint& checkpoint, const config::RunCo
     for (TensorSource& source : in_files(parameter, bytes, as))
       contents.parameters.push_back(std::move(source));
   }
-  for (TensorSource& source : buffer_sources(buffers)) contents.parameters.push_back(std::move(source));
+  for (TensorSource& source : moe::router_sources(buffers)) contents.parameters.push_back(std::move(source));
   const checkpoint::TensorFiles tensors = checkpoint::split_into_files(contents, checkpoint::kShardBytes);
   for (const checkpoint::TensorFile& file : tensors.files)
     if (file.kind == checkpoint::kModel)

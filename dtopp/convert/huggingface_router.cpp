@@ -53,16 +53,6 @@ HuggingFaceRouter to_huggingface_router(const checkpoint::Checkpoint& checkpoint
   return result;
 }
 
-std::vector<TensorSource> buffer_sources(const ops::NamedTensors& buffers) {
-  std::vector<TensorSource> sources;
-  for (const auto& [name, value] : buffers) {
-    const auto* bytes = static_cast<const std::byte*>(value.const_data_ptr());
-    sources.emplace_back(name, value.scalar_type() == at::kInt ? "I32" : "F64", value.sizes().vec(),
-                         std::span(bytes, value.nbytes()));
-  }
-  return sources;
-}
-
 ops::NamedTensors from_huggingface_router(const ImportedConfig& imported, HuggingFaceTensors& tensors) {
   const config::RunConfig& config = imported.config;
   if (config.model.is_dense()) return {};

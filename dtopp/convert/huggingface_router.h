@@ -27,9 +27,6 @@ struct HuggingFaceRouter {
 HuggingFaceRouter to_huggingface_router(const checkpoint::Checkpoint& checkpoint,
                                         const config::RunConfig& config);
 
-// Tensors to write. `buffers` must live until they are written.
-std::vector<TensorSource> buffer_sources(const ops::NamedTensors& buffers);
-
 // The state of a checkpoint's router; empty for a dense model.
 //
 // Throws:        DataError that names a buffer that is missing or has another shape or dtype; UsageError if

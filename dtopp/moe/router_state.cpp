@@ -1,5 +1,6 @@
 #include "dtopp/moe/router_state.h"
 
+#include <map>
 #include <stdexcept>
 
 #include "dtopp/base/errors.h"
@@ -14,10 +15,12 @@ ops::NamedTensors host_state(const Router& router) {
 }
 
 std::vector<TensorSource> router_sources(const ops::NamedTensors& state) {
+  const std::map<at::ScalarType, const char*> names = {
+      {at::kDouble, "F64"}, {at::kLong, "I64"}, {at::kInt, "I32"}};
   std::vector<TensorSource> sources;
   for (const auto& [name, tensor] : state) {
     const auto* bytes = static_cast<const std::byte*>(tensor.const_data_ptr());
-    sources.emplace_back(name, tensor.scalar_type() == at::kLong ? "I64" : "F64", tensor.sizes().vec(),
+    sources.emplace_back(name, names.at(tensor.scalar_type()), tensor.sizes().vec(),
                          std::span(bytes, tensor.nbytes()));
   }
   return sources;

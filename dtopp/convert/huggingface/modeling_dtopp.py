@@ -3,6 +3,8 @@
 The router selects a token's experts as in training, and writes them into a fixed number of slots. No shape depends on the data,
 and the host does not wait for the device.
 
+The model is one file, because `trust_remote_code` copies files one by one and users read it beside the weights.
+
 Shapes: T tokens, E experts, C columns of a router (E experts, then the zero experts), K slots per token, V vocabulary.
 """
 

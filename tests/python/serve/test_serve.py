@@ -1,4 +1,5 @@
-"""Tests `dtopp serve` with the openai client, under load, with hostile clients and at its end."""
+"""Tests `dtopp serve` with the openai client, under load, with hostile clients and at its end. The file is
+long because all tests share one served model, whose start takes longest."""
 
 import asyncio
 import json
