@@ -2,9 +2,9 @@
 paper's controller. With --imbalance, it measures how much slower a step becomes as the load of the experts becomes
 uneven.
 
-Compares whole training steps of each method and of Top-k, in turn (hidden 256, 4 layers, 64 experts of 128, 8 active,
-vocabulary 8,192, 4 x 512 tokens): seconds per step, and seconds per active FLOP, because relu meets the target only
-after a while. --warm steps come first.
+Compares whole training steps of each method and of Top-k, in turn: seconds per step, and seconds per active FLOP, because
+relu meets the target only after a while. --warm steps come first. On a CPU: hidden 256, 4 layers, 64 experts of 128, 8 active,
+vocabulary 8,192, 4 x 512 tokens. On a CUDA device: hidden 1,024, 8 layers, 64 experts of 512, 16 x 1,024 tokens.
 
 --imbalance: the router is hash, whose choice depends on the token only, so each token has exactly 8 experts. A share of
 the tokens is the same one, so its experts have more tokens than the others.
@@ -25,6 +25,8 @@ from training_side import start_dtopp
 
 CASE = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 128, "num_experts": 64, "active": 8,
         "vocab_size": 8192, "sequence_length": 512, "batch": 4}
+CUDA_CASE = CASE | {"hidden_size": 1024, "num_layers": 8, "num_heads": 16, "ffn_hidden_size": 512, "sequence_length": 1024,
+                    "batch": 16}
 METHODS = ("top_k", "top_k_bias", "dtop_p", "solve", "dtop_p_bias", "relu", "expert_threshold", "hash")
 SHARES = (0.0, 0.2, 0.5, 1.0)  # of equal tokens
 SLOWER = 1.05
@@ -49,26 +51,26 @@ def mean(steps, key):
     return round(statistics.mean(step[key] for taken in steps for step in taken), 3)
 
 
-def seconds(step):
-    return CASE["batch"] * CASE["sequence_length"] / step["throughput/tokens_per_second"]
+def seconds_per_token(step):
+    return 1 / step["throughput/tokens_per_second"]
 
 
 def per_flop(step):
     return 1 / step["throughput/tflops"]
 
 
-def methods_report(steps):
+def methods_report(steps, tokens):
     others = [name for name in steps if name != "top_k"]
     return {"active_experts": {name: mean(taken, "moe/active_experts") for name, taken in steps.items()},
             "imbalance": {name: mean(taken, "moe/imbalance") for name, taken in steps.items()},
-            "seconds": {name: round(statistics.median(seconds(s) for r in taken for s in r), 4) for name, taken in steps.items()},
-            "against_top_k": {name: ratio(steps, name, "top_k", seconds) for name in others},
+            "seconds": {name: round(tokens * statistics.median(seconds_per_token(s) for r in taken for s in r), 4) for name, taken in steps.items()},
+            "against_top_k": {name: ratio(steps, name, "top_k", seconds_per_token) for name in others},
             "per_active_flop_against_top_k": {name: ratio(steps, name, "top_k", per_flop) for name in others}}
 
 
-def imbalance_report(steps):
+def imbalance_report(steps, tokens):
     imbalance = [mean(taken, "moe/imbalance") for taken in steps.values()]
-    slower = [ratio(steps, name, SHARES[0], seconds) for name in steps]
+    slower = [ratio(steps, name, SHARES[0], seconds_per_token) for name in steps]
     rising = np.maximum.accumulate(slower)
     return {"active_experts": [mean(taken, "moe/active_experts") for taken in steps.values()], "imbalance": imbalance,
             "against_balanced": slower,
@@ -81,24 +83,27 @@ def main():
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=5, help="steps per method and round")
     parser.add_argument("--warm", type=int, default=60, help="steps of relu before the first round")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     args = parser.parse_args()
+    case = CUDA_CASE if args.device == "cuda" else CASE
+    tokens = case["batch"] * case["sequence_length"]
     names = SHARES if args.imbalance else list(dict.fromkeys(["top_k", *args.methods]))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
         def start(name):
             method, equal = ("hash", name) if args.imbalance else (name, 0.0)
-            return running.enter_context(start_dtopp(CASE, method, args.precision, args.threads,
-                                                     pathlib.Path(folder) / str(name), equal))
+            return running.enter_context(start_dtopp(case, method, args.precision, args.threads,
+                                                     pathlib.Path(folder) / str(name), equal, args.device))
 
         sides = {name: start(name) for name in names}
         if "relu" in sides:
             sides["relu"].steps(args.warm)
         steps = measure(sides, args.rounds, args.steps)
-    print(json.dumps({"case": "imbalance" if args.imbalance else "routing_methods", "precision": args.precision,
+    print(json.dumps({"case": "imbalance" if args.imbalance else "routing_methods", "device": args.device, "precision": args.precision,
                       "threads": args.threads, "steps": sum(len(taken) for rounds in steps.values() for taken in rounds)}
-                     | (imbalance_report if args.imbalance else methods_report)(steps)))
+                     | (imbalance_report if args.imbalance else methods_report)(steps, tokens)))
 
 
 if __name__ == "__main__":

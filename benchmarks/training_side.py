@@ -108,7 +108,7 @@ def start_run(config, folder):
     return Side([BINARY, "train", folder / "run.yaml"], folder / "dtopp.log", folder / "run/metrics.jsonl")
 
 
-def start_dtopp(case, method, precision, threads, folder, equal=0.0):
+def start_dtopp(case, method, precision, threads, folder, equal=0.0, device="cpu"):
     """Trains a language model on random tokens, of which the share `equal` are the same one. `case` holds the model's
     keys, `active` experts per token, the `batch` and, for several micro-batches, the `micro_batch`. `method` is as in
     routing_of."""
@@ -127,5 +127,5 @@ def start_dtopp(case, method, precision, threads, folder, equal=0.0):
                  "dynamic": 1e-3 if method in ("top_p", "dtop_p", "solve", "dtop_p_bias") else 0.0},
         "optimizer": {"lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 0}, "data": {"train": [str(folder / "train.npy")]},
         "training": {"steps": 100000, "global_batch_size": case["batch"], "micro_batch_size": case.get("micro_batch", case["batch"]),
-                     "precision": precision, "device": "cpu", "threads": threads},
+                     "precision": precision, "device": device, "threads": threads},
     }, folder)

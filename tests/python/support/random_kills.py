@@ -315,12 +315,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="of the first run; each further run has the next one")
     parser.add_argument("--kills", type=int, default=1000, help="ends after the run with this kill")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="starts no further run after this time")
     options = parser.parse_args()
     failures, kills, seed = 0, 0, options.seed
     with scratch() as folder:
         runs = KilledRuns(folder)
         begin = time.monotonic()
-        while kills < options.kills and failures < 10:
+        while kills < options.kills and failures < 10 and time.monotonic() - begin < options.seconds:
             try:
                 kills += runs.kill_run(seed)
             except Failure as failure:
