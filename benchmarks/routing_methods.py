@@ -4,7 +4,7 @@ uneven.
 
 Compares whole training steps of each method and of Top-k, in turn: seconds per step, and seconds per active FLOP, because
 relu meets the target only after a while. --warm steps come first. On a CPU: hidden 256, 4 layers, 64 experts of 128, 8 active,
-vocabulary 8,192, 4 x 512 tokens. On a CUDA device: hidden 1,024, 8 layers, 64 experts of 512, 16 x 1,024 tokens.
+vocabulary 8,192, 4 x 512 tokens. On a CUDA device: hidden 1,024, 8 layers, 64 experts of 512, 8 x 1,024 tokens.
 
 --imbalance: the router is hash, whose choice depends on the token only, so each token has exactly 8 experts. A share of
 the tokens is the same one, so its experts have more tokens than the others.
@@ -26,7 +26,7 @@ from training_side import start_dtopp
 CASE = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 128, "num_experts": 64, "active": 8,
         "vocab_size": 8192, "sequence_length": 512, "batch": 4}
 CUDA_CASE = CASE | {"hidden_size": 1024, "num_layers": 8, "num_heads": 16, "ffn_hidden_size": 512, "sequence_length": 1024,
-                    "batch": 16}
+                    "batch": 8}
 METHODS = ("top_k", "top_k_bias", "dtop_p", "solve", "dtop_p_bias", "relu", "expert_threshold", "hash")
 SHARES = (0.0, 0.2, 0.5, 1.0)  # of equal tokens
 SLOWER = 1.05

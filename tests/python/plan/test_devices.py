@@ -48,6 +48,7 @@ def test_a_machine_without_a_device_says_so(carried, tmp_path):  # noqa: F811
     assert "cannot be used: no CUDA device was found" in shown(carried)
 
 
+@without_gpu
 def test_nothing_to_check_is_a_usage_error(carried):  # noqa: F811
     done = subprocess.run([carried, "devices", "--check"], text=True, capture_output=True, timeout=120)
     assert_refused(done, 2, ["--check", "libdtopp_cuda.so"])
