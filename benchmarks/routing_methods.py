@@ -2,8 +2,9 @@
 paper's controller. With --imbalance, it measures how much slower a step becomes as the load of the experts becomes
 uneven.
 
-Compares whole training steps of each method and of Top-k, in turn: seconds per step, and seconds per active FLOP, because
-relu meets the target only after a while. --warm steps come first. On a CPU: hidden 256, 4 layers, 64 experts of 128, 8 active,
+Compares whole training steps of each method and of Top-k, in turn: seconds per step, seconds per active FLOP, because tokens
+do not select exactly 8 experts, and on a CPU processor seconds per active FLOP, which other work disturbs less. Each ratio
+has its standard error over the rounds. relu starts from a checkpoint at which tokens select about 8 experts. On a CPU: hidden 256, 4 layers, 64 experts of 128, 8 active,
 vocabulary 8,192, 4 x 512 tokens. On a CUDA device: hidden 1,024, 8 layers, 64 experts of 512, 8 x 1,024 tokens.
 
 --imbalance: the router is hash, whose choice depends on the token only, so each token has exactly 8 experts. A share of
@@ -18,10 +19,11 @@ import contextlib
 import json
 import pathlib
 import statistics
+import subprocess
 import tempfile
 
 import numpy as np
-from training_side import start_dtopp
+from training_side import BINARY, language_run, start_dtopp, start_run, without_pauses
 
 CASE = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 128, "num_experts": 64, "active": 8,
         "vocab_size": 8192, "sequence_length": 512, "batch": 4}
@@ -32,19 +34,54 @@ SHARES = (0.0, 0.2, 0.5, 1.0)  # of equal tokens
 SLOWER = 1.05
 
 
+def start_relu(case, precision, threads, folder, device):
+    """Starts relu at a checkpoint at which tokens select about the target's number of experts. From there neither λ nor the
+    parameters change, so the number stays."""
+    config = language_run(case, "relu", precision, threads, folder, device=device)
+    falling = folder / "falling"
+    falling.mkdir()
+    with start_run(config, falling) as side:
+        while side.steps(1)[-1]["moe/active_experts"] > 1.1 * case["active"]:
+            pass
+        steps = len(side.read())
+    first = folder / "first"
+    first.mkdir()
+    subprocess.run([BINARY, "train", without_pauses(config, first), f"training.steps={steps}"], check=True, capture_output=True)
+    config["training"]["initialize_from"] = str(first / "run")
+    config["optimizer"] |= {"lr": 1e-12, "min_lr": 1e-12}
+    config["routing"]["lambda_0"] = 1e-12
+    return start_run(config, folder)
+
+
 def measure(sides, rounds, count):
-    """The metrics of each side's steps, per round."""
+    """The metrics of each side's steps, and its processor seconds per step, per round."""
     steps = {name: [] for name in sides}
+    cpu = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
+            before, done = side.cpu_seconds(), len(side.read())
             steps[name].append(side.steps(count))
-    return steps
+            cpu[name].append((side.cpu_seconds() - before) / (len(side.read()) - done))
+    return steps, cpu
+
+
+def over_rounds(values, others):
+    """[the median over rounds of the ratio, its standard error]"""
+    ratios = [a / b for a, b in zip(values, others)]
+    error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
+    return [round(statistics.median(ratios), 4), round(error, 4)]
 
 
 def ratio(steps, name, other, cost):
-    """The cost of a step against another side's, the median over rounds."""
-    of = {side: [statistics.median(map(cost, taken)) for taken in steps[side]] for side in (name, other)}
-    return round(statistics.median(a / b for a, b in zip(of[name], of[other])), 4)
+    """The cost of a step against another side's."""
+    return over_rounds(*([statistics.median(map(cost, taken)) for taken in steps[side]] for side in (name, other)))
+
+
+def cpu_ratio(steps, cpu, name, other):
+    """The processor seconds per active FLOP of a step against another side's."""
+    flops = {side: statistics.mean(step["throughput/tflops"] / step["throughput/tokens_per_second"] for taken in steps[side] for step in taken)
+             for side in (name, other)}
+    return over_rounds(*([seconds / flops[side] for seconds in cpu[side]] for side in (name, other)))
 
 
 def mean(steps, key):
@@ -59,21 +96,24 @@ def per_flop(step):
     return 1 / step["throughput/tflops"]
 
 
-def methods_report(steps, tokens):
+def methods_report(steps, cpu, tokens):
     others = [name for name in steps if name != "top_k"]
     return {"active_experts": {name: mean(taken, "moe/active_experts") for name, taken in steps.items()},
             "imbalance": {name: mean(taken, "moe/imbalance") for name, taken in steps.items()},
             "seconds": {name: round(tokens * statistics.median(seconds_per_token(s) for r in taken for s in r), 4) for name, taken in steps.items()},
             "against_top_k": {name: ratio(steps, name, "top_k", seconds_per_token) for name in others},
-            "per_active_flop_against_top_k": {name: ratio(steps, name, "top_k", per_flop) for name in others}}
+            "per_active_flop_against_top_k": {name: ratio(steps, name, "top_k", per_flop) for name in others},
+            "cpu_seconds": {name: round(statistics.median(taken), 3) for name, taken in cpu.items()},
+            "cpu_per_active_flop_against_top_k": {name: cpu_ratio(steps, cpu, name, "top_k") for name in others}}
 
 
-def imbalance_report(steps, tokens):
+def imbalance_report(steps, cpu, tokens):
     imbalance = [mean(taken, "moe/imbalance") for taken in steps.values()]
-    slower = [ratio(steps, name, SHARES[0], seconds_per_token) for name in steps]
+    slower = [ratio(steps, name, SHARES[0], seconds_per_token)[0] for name in steps]
     rising = np.maximum.accumulate(slower)
     return {"active_experts": [mean(taken, "moe/active_experts") for taken in steps.values()], "imbalance": imbalance,
             "against_balanced": slower,
+            "cpu_against_balanced": [cpu_ratio(steps, cpu, name, SHARES[0]) for name in steps],
             "imbalance_that_costs_5_percent": round(float(np.interp(SLOWER, rising, imbalance)), 2) if rising[-1] >= SLOWER else None}
 
 
@@ -82,7 +122,6 @@ def main():
     parser.add_argument("--imbalance", action="store_true")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=5, help="steps per method and round")
-    parser.add_argument("--warm", type=int, default=60, help="steps of relu before the first round")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="fp32")
@@ -93,17 +132,17 @@ def main():
     names = SHARES if args.imbalance else list(dict.fromkeys(["top_k", *args.methods]))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
         def start(name):
+            if name == "relu":
+                return running.enter_context(start_relu(case, args.precision, args.threads, pathlib.Path(folder) / name, args.device))
             method, equal = ("hash", name) if args.imbalance else (name, 0.0)
             return running.enter_context(start_dtopp(case, method, args.precision, args.threads,
                                                      pathlib.Path(folder) / str(name), equal, args.device))
 
         sides = {name: start(name) for name in names}
-        if "relu" in sides:
-            sides["relu"].steps(args.warm)
-        steps = measure(sides, args.rounds, args.steps)
+        steps, cpu = measure(sides, args.rounds, args.steps)
     print(json.dumps({"case": "imbalance" if args.imbalance else "routing_methods", "device": args.device, "precision": args.precision,
                       "threads": args.threads, "steps": sum(len(taken) for rounds in steps.values() for taken in rounds)}
-                     | (imbalance_report if args.imbalance else methods_report)(steps, tokens)))
+                     | (imbalance_report if args.imbalance else methods_report)(steps, cpu, tokens)))
 
 
 if __name__ == "__main__":

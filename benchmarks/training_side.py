@@ -98,20 +98,26 @@ def routing_of(method, experts, active):
     return routing
 
 
-def start_run(config, folder):
-    """Trains `config` in `folder` without end, validation or checkpoints."""
+def without_pauses(config, folder):
+    """Writes `config` as a run in `folder` without validation and checkpoints. Returns its path."""
     config = config | {
         "validation": {"every": 0, "tasks": []}, "checkpoint": {"every": 0}, "logging": {"tensorboard": False},
         "output": str(folder / "run"),
     }
-    (folder / "run.yaml").write_text(yaml.safe_dump(config))
-    return Side([BINARY, "train", folder / "run.yaml"], folder / "dtopp.log", folder / "run/metrics.jsonl")
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
 
 
-def start_dtopp(case, method, precision, threads, folder, equal=0.0, device="cpu"):
-    """Trains a language model on random tokens, of which the share `equal` are the same one. `case` holds the model's
-    keys, `active` experts per token, the `batch` and, for several micro-batches, the `micro_batch`. `method` is as in
-    routing_of."""
+def start_run(config, folder):
+    """Trains `config` in `folder` without validation and checkpoints."""
+    return Side([BINARY, "train", without_pauses(config, folder)], folder / "dtopp.log", folder / "run/metrics.jsonl")
+
+
+def language_run(case, method, precision, threads, folder, equal=0.0, device="cpu"):
+    """The configuration of a language model on random tokens, of which the share `equal` are the same one. `case` holds the
+    model's keys, `active` experts per token, the `batch` and, for several micro-batches, the `micro_batch`. `method` is as
+    in routing_of. Writes the tokens to `folder`."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(1)
     tokens = random.integers(0, case["vocab_size"], 2_000_000)
@@ -120,12 +126,17 @@ def start_dtopp(case, method, precision, threads, folder, equal=0.0, device="cpu
     model = {k: v for k, v in case.items() if k not in ("active", "batch", "micro_batch")}
     if method == "dense":
         model["num_experts"] = 1
-    return start_run({
+    return {
         "name": "training_step", "model": model | {"tie_embeddings": True},
         "routing": routing_of(method, case["num_experts"], case["active"]),
         "loss": {"load_balance": 1e-4 if method in ("dense", "top_k", "top_p", "dtop_p", "solve") else 0.0,
                  "dynamic": 1e-3 if method in ("top_p", "dtop_p", "solve", "dtop_p_bias") else 0.0},
-        "optimizer": {"lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 0}, "data": {"train": [str(folder / "train.npy")]},
+        "optimizer": {"lr": 1e-4, "min_lr": 1e-4, "warmup_steps": 0}, "data": {"train": [str(folder / "train.npy")]},
         "training": {"steps": 100000, "global_batch_size": case["batch"], "micro_batch_size": case.get("micro_batch", case["batch"]),
                      "precision": precision, "device": device, "threads": threads},
-    }, folder)
+    }
+
+
+def start_dtopp(case, method, precision, threads, folder, equal=0.0, device="cpu"):
+    """Trains the model of language_run()."""
+    return start_run(language_run(case, method, precision, threads, folder, equal, device), folder)
