@@ -8,7 +8,9 @@ has its standard error over the rounds. relu starts from a checkpoint at which t
 vocabulary 8,192, 4 x 512 tokens. On a CUDA device: hidden 1,024, 8 layers, 64 experts of 512, 8 x 1,024 tokens.
 
 --imbalance: the router is hash, whose choice depends on the token only, so each token has exactly 8 experts. A share of
-the tokens is the same one, so its experts have more tokens than the others.
+the tokens is the same one, so its experts have more tokens than the others. With --ranks N, N ranks have one expert each
+(parallel.expert_parallel) and a token selects one, so the imbalance of experts is that of ranks; each round trains --steps steps
+per share in runs of their own, on N times --threads cores that nothing else may use.
 
 Each method trains in a process of its own, stopped while the others run; a step interrupted by a stop is left
 out. Ratios compare medians of the same round, and the median over rounds counts. Prints one JSON line.
@@ -18,6 +20,7 @@ import argparse
 import contextlib
 import json
 import pathlib
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -31,7 +34,9 @@ CUDA_CASE = CASE | {"hidden_size": 1024, "num_layers": 8, "num_heads": 16, "ffn_
                     "batch": 8}
 METHODS = ("top_k", "top_k_bias", "dtop_p", "solve", "dtop_p_bias", "relu", "expert_threshold", "hash")
 SHARES = (0.0, 0.2, 0.5, 1.0)  # of equal tokens
+RANK_SHARES = (0.0, 0.03, 0.06, 0.1, 0.2, 0.4)
 SLOWER = 1.05
+WARM = 2  # steps
 
 
 def start_relu(case, precision, threads, folder, device):
@@ -68,8 +73,8 @@ def measure(sides, rounds, count):
 def over_rounds(values, others):
     """[the median over rounds of the ratio, its standard error]"""
     ratios = [a / b for a, b in zip(values, others)]
-    error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
-    return [round(statistics.median(ratios), 4), round(error, 4)]
+    error = round(statistics.stdev(ratios) / len(ratios) ** 0.5, 4) if len(ratios) > 1 else None
+    return [round(statistics.median(ratios), 4), error]
 
 
 def ratio(steps, name, other, cost):
@@ -82,6 +87,25 @@ def cpu_ratio(steps, cpu, name, other):
     flops = {side: statistics.mean(step["throughput/tflops"] / step["throughput/tokens_per_second"] for taken in steps[side] for step in taken)
              for side in (name, other)}
     return over_rounds(*([seconds / flops[side] for seconds in cpu[side]] for side in (name, other)))
+
+
+def measure_ranks(case, shares, folder, args):
+    """The metrics of runs of several ranks, per share and round. The first steps of a run warm up."""
+    case = case | {"num_experts": args.ranks, "active": 1, "ffn_hidden_size": 8 * case["ffn_hidden_size"], "batch": 4 * args.ranks,
+                   "micro_batch": 4}
+    paths = {}
+    for share in shares:
+        place = folder / str(share)
+        paths[share] = place, without_pauses(language_run(case, "hash", args.precision, args.threads, place, share), place)
+    steps = {share: [] for share in shares}
+    for _ in range(args.rounds):
+        for share, (place, path) in paths.items():
+            shutil.rmtree(place / "run", ignore_errors=True)
+            subprocess.run([BINARY, "train", path, f"training.steps={args.steps + WARM}", f"parallel.expert_parallel={args.ranks}",
+                            "--processes", str(args.ranks)], check=True, capture_output=True)
+            lines = (place / "run/metrics.jsonl").read_text().splitlines()
+            steps[share].append([json.loads(line) for line in lines[WARM:]])
+    return steps
 
 
 def mean(steps, key):
@@ -107,19 +131,20 @@ def methods_report(steps, cpu, tokens):
             "cpu_per_active_flop_against_top_k": {name: cpu_ratio(steps, cpu, name, "top_k") for name in others}}
 
 
-def imbalance_report(steps, cpu, tokens):
+def imbalance_report(steps):
     imbalance = [mean(taken, "moe/imbalance") for taken in steps.values()]
-    slower = [ratio(steps, name, SHARES[0], seconds_per_token)[0] for name in steps]
+    ratios = [ratio(steps, name, 0.0, seconds_per_token) for name in steps]
+    slower = [value for value, _ in ratios]
     rising = np.maximum.accumulate(slower)
     return {"active_experts": [mean(taken, "moe/active_experts") for taken in steps.values()], "imbalance": imbalance,
-            "against_balanced": slower,
-            "cpu_against_balanced": [cpu_ratio(steps, cpu, name, SHARES[0]) for name in steps],
+            "against_balanced": ratios,
             "imbalance_that_costs_5_percent": round(float(np.interp(SLOWER, rising, imbalance)), 2) if rising[-1] >= SLOWER else None}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--imbalance", action="store_true")
+    parser.add_argument("--ranks", type=int, default=1, help="of --imbalance")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=5, help="steps per method and round")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -128,7 +153,8 @@ def main():
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     args = parser.parse_args()
     case = CUDA_CASE if args.device == "cuda" else CASE
-    tokens = case["batch"] * case["sequence_length"]
+    if args.ranks > 1 and not args.imbalance:
+        parser.error("--ranks needs --imbalance")
     names = SHARES if args.imbalance else list(dict.fromkeys(["top_k", *args.methods]))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
         def start(name):
@@ -138,11 +164,14 @@ def main():
             return running.enter_context(start_dtopp(case, method, args.precision, args.threads,
                                                      pathlib.Path(folder) / str(name), equal, args.device))
 
-        sides = {name: start(name) for name in names}
-        steps, cpu = measure(sides, args.rounds, args.steps)
-    print(json.dumps({"case": "imbalance" if args.imbalance else "routing_methods", "device": args.device, "precision": args.precision,
-                      "threads": args.threads, "steps": sum(len(taken) for rounds in steps.values() for taken in rounds)}
-                     | (imbalance_report if args.imbalance else methods_report)(steps, cpu, tokens)))
+        if args.ranks > 1:
+            steps = measure_ranks(case, RANK_SHARES, pathlib.Path(folder), args)
+        else:
+            steps, cpu = measure({name: start(name) for name in names}, args.rounds, args.steps)
+        report = imbalance_report(steps) if args.imbalance else methods_report(steps, cpu, case["batch"] * case["sequence_length"])
+    print(json.dumps({"case": "imbalance" if args.imbalance else "routing_methods", "device": args.device, "ranks": args.ranks,
+                      "precision": args.precision, "threads": args.threads,
+                      "steps": sum(len(taken) for rounds in steps.values() for taken in rounds)} | report))
 
 
 if __name__ == "__main__":
