@@ -2,9 +2,10 @@
 PRESET ?= release
 BUILD  := build/$(PRESET)
 JOBS   ?= $(shell nproc)
+PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 TOKENIZER := assets/tokenizer/english-8k.tokenizer.json
 
-.PHONY: help quickstart quickstart-images check test fuzz test-gpu bench-gpu nightly build wheel release lab-data speedrun bench docs pictures format tidy clean
+.PHONY: help quickstart quickstart-images check test fuzz test-gpu gpu-report nightly build wheel release lab-data speedrun bench docs pictures format tidy clean
 
 help:  ## print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,10 +32,10 @@ fuzz:  ## fuzz every parser of untrusted bytes, for one minute in all (tests/fuz
 	@python3 scripts/fuzz.py run
 
 test-gpu:  ## on a machine with a CUDA device: build the operators with its torch, run the tests on it
-	@scripts/gpu.sh test
+	@$(PYTHON) scripts/gpu.py test
 
-bench-gpu:  ## on a machine with a CUDA device: build the operators, measure them against torch's own
-	@scripts/gpu.sh bench
+gpu-report:  ## the same, after measuring it; writes a page within 10 minutes (SECONDS=600; DEVICE=cpu: a trial without a device)
+	@$(PYTHON) scripts/gpu.py report --device $(or $(DEVICE),cuda) --seconds $(or $(SECONDS),600)
 
 build:  ## install missing packages, build the program (PRESET=release|debug|sanitize; CUDA=1: also for CUDA devices)
 	@scripts/setup.sh $(if $(filter 1,$(CUDA)),cuda,build)

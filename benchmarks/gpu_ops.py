@@ -1,70 +1,115 @@
-"""Times the ops on one CUDA device in bf16, forward + backward, at the size of a layer of
-moe-1.3b-6.9b-64e8a.
+"""Times the ops on one device in bf16, forward + backward, at the size of a layer of moe-1.3b-6.9b-64e8a.
 
-Prints one JSON line per case. CUDA events time the runs of a case, in turns over several sets of random
-inputs; the median over rounds counts. Ends with one line if there is no CUDA device."""
+Prints one JSON line per case. CUDA events time the runs of a case, in turns over several sets of random inputs; the
+median over rounds counts. On a CPU the same code runs at a toy size: that shows whether it runs, and measures nothing.
+
+expert_layer compares layers of equal active FLOPs with the device's matrix rate, measured in turn with them: dtopp's,
+a dense FFN, and two in plain torch. grouped_mm adds torch._grouped_mm's rows up by index_add. scattered does the steps of
+ScatterMoE, each as an operation of torch instead of its fused kernels: it sorts the pairs by expert without padding,
+gathers rows, multiplies, scatters the rows back to their tokens and sums them by bmm. It needs a fixed number of experts
+per token."""
 
 import argparse
 import collections
+import dataclasses
 import os
+import pathlib
+import platform
 import statistics
 import sys
+import time
 from contextlib import nullcontext
 from functools import partial
 
 import torch
+from gpu_training import fused_kernels
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, linear, scaled_dot_product_attention, silu
+from training_side import BINARY
 from yardstick import report
 
-DEVICE = "cuda"
-D, F, E, K, V = 2048, 1024, 64, 8, 50432
 SETS = 3  # sets of inputs, so that none is in the cache
 ROOM = 1.1  # capacity relative to the number of pairs
-HEADS = 16
-SEQUENCE = 2048
 LAUNCHING = 20_000_000  # device cycles
-PRODUCTS = ("grouped_mm", "fused")  # the two ways to run moe_ffn
 # The number of D x F matrices by which each product multiplies a row.
 MATRICES = {"activation": 2, "projection": 1, "activation_gradient": 1, "input_gradient": 2, "down_gradient": 1,
             "gate_up_gradient": 2}
 ops = torch.ops.dtopp
 
 
+@dataclasses.dataclass(frozen=True)
+class Size:
+    device: str
+    tokens: int
+    hidden: int
+    ffn: int
+    experts: int
+    active: int
+    vocab: int
+    heads: int
+    sequence: int
+    rate: tuple  # rows, width of the product that gives the matrix rate; on an H200 as in dtopp/device/matrix_rate.cpp
+
+    def __iter__(self):
+        """tokens, hidden, ffn, experts, active"""
+        return iter((self.tokens, self.hidden, self.ffn, self.experts, self.active))
+
+
+SIZES = {"cuda": Size("cuda", 32768, 2048, 1024, 64, 8, 50432, 16, 2048, (32768, 6144)),
+         "cpu": Size("cpu", 256, 64, 32, 16, 4, 512, 4, 64, (512, 256))}
+
+
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=SIZES, default="cuda")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--tokens", type=int, default=32768)
+    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     args = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("gpu_ops: no CUDA device; run it on a machine with one")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("gpu_ops: torch finds no CUDA device; compare the list of nvidia-smi")
     library = os.path.abspath(os.environ.get("DTOPP_OPS", "build/release/lib/libdtopp_ops.so"))
-    for path in (library, os.path.join(os.path.dirname(library), "libdtopp_cuda.so")):
+    libraries = [library, os.path.join(os.path.dirname(library), "libdtopp_cuda.so")]
+    for path in libraries[:2 if args.device == "cuda" else 1]:
         if not os.path.exists(path):
             sys.exit(f"gpu_ops: {path} is not built")
         torch.ops.load_library(path)
     return args
 
 
-def alternate(runs, rounds):
+def time_on_cuda(run, n):
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(LAUNCHING)  # the host finishes launching before the device begins
+    start.record()
+    run(n)
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+
+def time_on_cpu(run, n):
+    start = time.perf_counter()
+    run(n)
+    return 1e3 * (time.perf_counter() - start)
+
+
+def alternate(runs, rounds, device):
     """Median milliseconds of each named run; run(n) uses the n-th set of inputs. The first two rounds are not
     measured."""
+    timed = time_on_cuda if device == "cuda" else time_on_cpu
     times = {name: [] for name in runs}
     for turn in range(rounds + 2):
         for name, run in runs.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda._sleep(LAUNCHING)  # the host finishes launching before the device begins
-            start.record()
-            run(turn % SETS)
-            end.record()
-            torch.cuda.synchronize()
+            milliseconds = timed(run, turn % SETS)
             if turn >= 2:
-                times[name].append(start.elapsed_time(end))
+                times[name].append(milliseconds)
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def peak_mebibytes(run):
-    """The memory that a run needs beyond what was allocated before it."""
+def peak_mebibytes(run, device):
+    """The memory that a run needs beyond what was allocated before it; None on a CPU."""
+    if device == "cpu":
+        return None
     run(0)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -89,92 +134,173 @@ def kernels(run):
 
 
 def randn(*shape, std=1.0, dtype=torch.bfloat16):
-    return (torch.randn(*shape, device=DEVICE) * std).to(dtype)
+    return (torch.randn(*shape) * std).to(dtype)
 
 
-def random_gates(tokens, varying):
-    """Sets of random experts: sizes around K with a standard deviation of 1.5 (like DTop-p's) and a mean of
-    exactly K, or K for every token."""
-    sizes = torch.full((tokens,), K, device=DEVICE)
+def random_gates(size, varying):
+    """Random experts: sizes around `active` with a standard deviation of 1.5 (like DTop-p's) and a mean of exactly
+    `active`, or `active` for every token."""
+    tokens, _, _, experts, active = size
+    sizes = torch.full((tokens,), active)
     if varying:
-        sizes = (K + 1.5 * torch.randn(tokens, device=DEVICE)).round().clamp(1, E).long()
-        while (excess := int(sizes.sum()) - K * tokens) != 0:
-            pick = torch.randint(tokens, (abs(excess),), device=DEVICE).unique()
-            sizes[pick] = (sizes[pick] - (1 if excess > 0 else -1)).clamp(1, E)
-    rank = torch.rand(tokens, E, device=DEVICE).argsort(-1).argsort(-1)
-    gates = (rank < sizes[:, None]) * torch.rand(tokens, E, device=DEVICE).add(0.1)
+        sizes = (active + 1.5 * torch.randn(tokens)).round().clamp(1, experts).long()
+        while (excess := int(sizes.sum()) - active * tokens) != 0:
+            pick = torch.randint(tokens, (abs(excess),)).unique()
+            sizes[pick] = (sizes[pick] - (1 if excess > 0 else -1)).clamp(1, experts)
+    rank = torch.rand(tokens, experts).argsort(-1).argsort(-1)
+    gates = (rank < sizes[:, None]) * torch.rand(tokens, experts).add(0.1)
     return gates / gates.sum(-1, keepdim=True)
 
 
-def grouped_composition(x, gates, gate_up, down):
-    """The reference in plain torch: torch._grouped_mm between a gather and an index_add."""
+def grouped_rows(rows, ends, gate_up, down):
+    """The experts' outputs for rows that are sorted by expert."""
+    gate, up = torch._grouped_mm(rows, gate_up.mT, offs=ends).chunk(2, -1)
+    return torch._grouped_mm(silu(gate) * up, down.mT, offs=ends)
+
+
+def ends_of(expert, experts):
+    return torch.bincount(expert, minlength=experts).cumsum(0).int()
+
+
+def grouped_layer(x, gates, gate_up, down):
     expert, token = gates.t().nonzero(as_tuple=True)
-    ends = torch.bincount(expert, minlength=E).cumsum(0).int()
-    gate, up = torch._grouped_mm(x[token], gate_up.mT, offs=ends).chunk(2, -1)
-    rows = torch._grouped_mm(silu(gate) * up, down.mT, offs=ends)
+    rows = grouped_rows(x[token], ends_of(expert, gates.shape[1]), gate_up, down)
     weighted = rows.float() * gates[token, expert][:, None]
     return torch.zeros(x.shape, dtype=torch.float32, device=x.device).index_add(0, token, weighted).to(x.dtype)
 
 
-def moe_case(tokens, rounds):
+class Gather(torch.autograd.Function):
+    """Rows of x [T, D] for the pairs in `order`, where pair k of a token has the number token * active + k."""
+
+    @staticmethod
+    def forward(context, x, order, active):
+        context.save_for_backward(order)
+        context.active = active
+        return x[order // active]
+
+    @staticmethod
+    def backward(context, grad):
+        pairs = torch.empty_like(grad).index_copy_(0, context.saved_tensors[0], grad)
+        return pairs.view(-1, context.active, grad.shape[1]).sum(1), None, None
+
+
+class Scatter(torch.autograd.Function):
+    """Writes the rows to the places in `order`, which is a permutation."""
+
+    @staticmethod
+    def forward(context, rows, order):
+        context.save_for_backward(order)
+        return torch.empty_like(rows).index_copy_(0, order, rows)
+
+    @staticmethod
+    def backward(context, grad):
+        return grad[context.saved_tensors[0]], None
+
+
+def scattered_layer(x, weight, expert, gate_up, down):
+    """`weight` and `expert` [tokens, active] are a token's gates and the numbers of its experts."""
+    tokens, active = expert.shape
+    order = expert.flatten().argsort()
+    ends = ends_of(expert.flatten(), len(down))
+    rows = grouped_rows(Gather.apply(x, order, active), ends, gate_up, down)
+    pairs = Scatter.apply(rows, order).view(tokens, active, -1)
+    return torch.bmm(weight.to(x.dtype).unsqueeze(1), pairs).squeeze(1)
+
+
+def dense_layer(x, gate_up, down):
+    gate, up = linear(x, gate_up).chunk(2, -1)
+    return linear(silu(gate) * up, down)
+
+
+def dtopp_layer(products, capacity, x, gates, gate_up, down):
+    os.environ["DTOPP_MOE_KERNELS"] = products  # ignored on a CPU
+    return ops.moe_ffn(x, gates, gate_up, down, capacity=capacity)
+
+
+def products_of(device):
+    """The ways to run the products of moe_ffn on this device. Training's choice comes first."""
+    if device == "cpu":
+        return ["cpu"]
+    chosen = [fused_kernels()] if BINARY.exists() else []
+    return list(dict.fromkeys([*chosen, "grouped_mm", "fused"]))
+
+
+def make_layers(size):
+    """Returns {(layer, products, experts per token): forward(n) with the n-th set of inputs}, the inputs that need
+    gradients (first those of the layer), and the gradients of the outputs."""
+    tokens, D, F, E, K = size
     gate_up, down = randn(E, 2 * F, D, std=D**-0.5).requires_grad_(), randn(E, D, F, std=F**-0.5).requires_grad_()
-    wide_gate_up, wide_down = randn(2 * F * K, D, std=D**-0.5).requires_grad_(), randn(D, F * K, std=F**-0.5).requires_grad_()
-    inputs = [randn(tokens, D).requires_grad_() for _ in range(SETS)]
-    grads = [randn(tokens, D) for _ in range(SETS)]
-    sets = {name: [random_gates(tokens, name == "varying").requires_grad_() for _ in range(SETS)]
-            for name in ("varying", "fixed")}
-    parameters = [gate_up, down, wide_gate_up, wide_down, *inputs, *sets["varying"], *sets["fixed"]]
-    room = int(ROOM * K * tokens)
+    wide = [randn(2 * F * K, D, std=D**-0.5).requires_grad_(), randn(D, F * K, std=F**-0.5).requires_grad_()]
+    xs = [randn(tokens, D).requires_grad_() for _ in range(SETS)]
+    gates = {name: [random_gates(size, name == "varying").requires_grad_() for _ in range(SETS)]
+             for name in ("varying", "fixed")}
+    chosen = [each.detach().topk(K) for each in gates["fixed"]]
+    weights, experts = [each.values.requires_grad_() for each in chosen], [each.indices for each in chosen]
+    capacity = int(ROOM * K * tokens)
 
-    def clear():
-        for p in parameters:
-            p.grad = None
+    def dtopp(products, kind, capacity, n):
+        return dtopp_layer(products, capacity, xs[n], gates[kind][n], gate_up, down)
 
-    def moe(products, kind, n, capacity=room):
-        clear()
-        os.environ["DTOPP_MOE_KERNELS"] = products
-        ops.moe_ffn(inputs[n], sets[kind][n], gate_up, down, capacity=capacity).backward(grads[n])
+    layers = {("dense", None, None): lambda n: dense_layer(xs[n], *wide),
+              ("grouped_mm", None, "varying"): lambda n: grouped_layer(xs[n], gates["varying"][n], gate_up, down),
+              ("scattered", None, "fixed"): lambda n: scattered_layer(xs[n], weights[n], experts[n], gate_up, down)}
+    for products in products_of(size.device):
+        layers |= {("dtopp", products, "varying"): partial(dtopp, products, "varying", capacity),
+                   ("dtopp", products, "fixed"): partial(dtopp, products, "fixed", capacity),
+                   ("dtopp, exact capacity", products, "varying"): partial(dtopp, products, "varying", 0)}
+    inputs = [*xs, gate_up, down, *wide, *gates["varying"], *gates["fixed"], *weights]
+    return layers, inputs, [randn(tokens, D) for _ in range(SETS)]
 
-    def forward(products, n):
-        os.environ["DTOPP_MOE_KERNELS"] = products
+
+def expert_layer_case(size, rounds):
+    layers, inputs, grads = make_layers(size)
+    left, right = randn(*size.rate), randn(size.rate[1], size.rate[1])
+
+    def both(layer, n):
+        for tensor in inputs:
+            tensor.grad = None
+        layer(n).backward(grads[n])
+
+    def forward(layer, n):
         with torch.no_grad():
-            ops.moe_ffn(inputs[n], sets["varying"][n], gate_up, down, capacity=room)
+            layer(n)
 
-    def composition(n):
-        clear()
-        grouped_composition(inputs[n], sets["varying"][n], gate_up, down).backward(grads[n])
+    def results(layer):
+        inputs[0].grad = None
+        output = layer(0)
+        output.backward(grads[0])
+        return torch.cat([output.detach(), inputs[0].grad]).float()
 
-    def dense(n):
-        clear()
-        gate, up = linear(inputs[n], wide_gate_up).chunk(2, -1)
-        linear(silu(gate) * up, wide_down).backward(grads[n])
+    def difference(name):
+        """The largest relative distance of a token's output, or its gradient, from dtopp's with the same gates."""
+        if name[0] == "dense":
+            return None
+        ours = results(next(layer for key, layer in layers.items() if key[0] == "dtopp" and key[2] == name[2]))
+        return ((results(layers[name]) - ours).norm(dim=-1) / ours.norm(dim=-1)).max().item()
 
-    runs = {"dense": dense, "composition": composition}
-    for products in PRODUCTS:
-        runs |= {(products, "varying"): partial(moe, products, "varying"), (products, "fixed"): partial(moe, products, "fixed"),
-                 (products, "forward"): partial(forward, products),
-                 (products, "exact"): partial(moe, products, "varying", capacity=0)}
-    t = alternate(runs, rounds)
-    flops = 3 * 2 * 3 * K * tokens * D * F
-    rate = lambda name, share=1.0: flops * share / t[name] / 1e9
-    for products in PRODUCTS:
-        varying = t[products, "varying"]
-        report(case="moe_ffn", products=products, tokens=tokens, tflops=rate((products, "varying")),
-               forward_tflops=rate((products, "forward"), 1 / 3), dense_tflops=rate("dense"),
-               composition_tflops=rate("composition"), share_of_dense=t["dense"] / varying,
-               speed_against_composition=t["composition"] / varying,
-               varying_against_fixed=varying / t[products, "fixed"], exact_against_room=t[products, "exact"] / varying,
-               milliseconds=varying, peak_mebibytes=peak_mebibytes(runs[products, "varying"]),
-               composition_peak_mebibytes=peak_mebibytes(composition))
-    for products in PRODUCTS:
-        report(case="moe_ffn_kernels", products=products, milliseconds=kernels(runs[products, "varying"]))
-    return min(t[products, "varying"] for products in PRODUCTS)
+    runs = {"rate": lambda n: left @ right}
+    runs |= {(name, way.__name__): partial(way, layer) for name, layer in layers.items() for way in (forward, both)}
+    t = alternate(runs, rounds, size.device)
+    rate = 2 * left.numel() * right.shape[1] / t["rate"] / 1e9
+    report(case="matrix_rate", product=[*size.rate, size.rate[1]], tflops=rate, milliseconds=t["rate"])
+    flops = 2 * 3 * size.active * size.tokens * size.hidden * size.ffn / 1e9
+    dense = ("dense", None, None)
+    for name in layers:
+        ahead, whole = t[name, "forward"], t[name, "both"]
+        report(case="expert_layer", layer=name[0], products=name[1], experts=name[2], tokens=size.tokens,
+               forward_milliseconds=ahead, forward_tflops=flops / ahead, forward_share_of_rate=flops / ahead / rate,
+               milliseconds=whole, tflops=3 * flops / whole, share_of_rate=3 * flops / whole / rate,
+               speed_against_dense=t[dense, "both"] / whole,
+               peak_mebibytes=peak_mebibytes(partial(both, layers[name]), size.device), difference=difference(name))
+    if size.device == "cuda":
+        for name in layers:
+            if name[0] == "dtopp" and name[2] == "varying":
+                report(case="expert_layer_kernels", products=name[1], milliseconds=kernels(partial(both, layers[name])))
 
 
-def attention_case(tokens, rounds):
-    """Causal attention over sequences of 2,048 tokens by each of torch's kernels. In training, torch chooses
-    the kernel."""
-    shape = tokens // SEQUENCE, HEADS, SEQUENCE, D // HEADS
+def attention_case(size, rounds):
+    """Causal attention by each of torch's kernels. In training, torch chooses the kernel."""
+    shape = size.tokens // size.sequence, size.heads, size.sequence, size.hidden // size.heads
     inputs = [[randn(*shape).requires_grad_() for _ in range(3)] for _ in range(SETS)]
     grads = [randn(*shape) for _ in range(SETS)]
 
@@ -184,31 +310,35 @@ def attention_case(tokens, rounds):
         with sdpa_kernel(backends) if backends else nullcontext():
             scaled_dot_product_attention(*inputs[n], is_causal=True).backward(grads[n])
 
-    runs = {"chosen": partial(attend, []), "cudnn": partial(attend, [SDPBackend.CUDNN_ATTENTION]),
-            "flash": partial(attend, [SDPBackend.FLASH_ATTENTION])}
-    t = alternate(runs, rounds)
-    flops = (2 + 5) * 2 * tokens * SEQUENCE / 2 * D  # two products forward, five backward, half of the pairs
-    report(case="attention", tokens=tokens, milliseconds=t["chosen"], tflops=flops / t["chosen"] / 1e9,
-           cudnn_against_chosen=t["chosen"] / t["cudnn"], flash_against_chosen=t["chosen"] / t["flash"])
+    backends = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION} if size.device == "cuda" else {}
+    runs = {"chosen": partial(attend, [])} | {name: partial(attend, [backend]) for name, backend in backends.items()}
+    t = alternate(runs, rounds, size.device)
+    # Two products forward, five backward, half of the pairs.
+    flops = (2 + 5) * 2 * size.tokens * size.sequence / 2 * size.hidden
+    report(case="attention", tokens=size.tokens, milliseconds=t["chosen"], tflops=flops / t["chosen"] / 1e9,
+           **{f"{name}_against_chosen": t["chosen"] / t[name] for name in backends})
 
 
-def product_cases():
+def expert_gemms_case(size, rounds):
     """Times each product of moe_ffn as `dtopp devices --check` does (dtopp/ops/moe_ffn/cuda/tune/check_expert_gemm_cuda.cpp): 8
-    experts of 4,096 rows, including the kernels that torch's grouped product needs around it."""
-    flops = 2 * 8 * 4096 * D * F
+    experts of 4,096 rows, including the kernels that torch's grouped product needs around it. A CPU has no such products."""
+    if size.device == "cpu":
+        return
+    flops = 2 * 8 * 4096 * size.hidden * size.ffn
     for product, matrices in MATRICES.items():
         fused_error, grouped_error, fused, grouped = ops.check_expert_gemm(product, "grouped_mm", 0)
         rate = lambda milliseconds: flops * matrices / milliseconds / 1e9
-        report(case="moe_product", product=product, fused_tflops=rate(fused), grouped_mm_tflops=rate(grouped),
+        report(case="expert_gemm", product=product, fused_tflops=rate(fused), grouped_mm_tflops=rate(grouped),
                fused_against_grouped_mm=grouped / fused, fused_error=fused_error, grouped_mm_error=grouped_error)
 
 
-def route_case(tokens, rounds, moe_milliseconds):
-    logits = [randn(tokens, E, dtype=torch.float32).requires_grad_() for _ in range(SETS)]
-    grads = [randn(tokens, E, dtype=torch.float32) for _ in range(SETS)]
-    scale = torch.ones((), device=DEVICE, requires_grad=True)
-    threshold = torch.tensor(0.415, dtype=torch.float64, device=DEVICE)
-    ones, small = torch.ones(E, device=DEVICE), torch.full((), 1e-3, device=DEVICE)
+def route_case(size, rounds):
+    tokens, _, _, experts, _ = size
+    logits = [randn(tokens, experts, dtype=torch.float32).requires_grad_() for _ in range(SETS)]
+    grads = [randn(tokens, experts, dtype=torch.float32) for _ in range(SETS)]
+    scale = torch.ones((), requires_grad=True)
+    threshold = torch.tensor(0.415, dtype=torch.float64)
+    ones, small = torch.ones(experts), torch.full((), 1e-3)
 
     def forward(n):
         with torch.no_grad():
@@ -219,15 +349,16 @@ def route_case(tokens, rounds, moe_milliseconds):
         gates, _, _, prob, entropy, router_z = ops.route(logits[n], scale, threshold)
         torch.autograd.backward([gates, prob, entropy, router_z], [grads[n], ones, small, small])
 
-    t = alternate({"route": route, "forward": forward}, rounds)
-    active = (forward(0)[2] * torch.arange(E + 1, device=DEVICE)).sum().item() / tokens
-    report(case="route", tokens=tokens, active=active, milliseconds=t["route"], forward_milliseconds=t["forward"],
-           share_of_moe_ffn=t["route"] / moe_milliseconds)
+    t = alternate({"route": route, "forward": forward}, rounds, size.device)
+    active = (forward(0)[2] * torch.arange(experts + 1)).sum().item() / tokens
+    report(case="route", tokens=tokens, active=active, milliseconds=t["route"], forward_milliseconds=t["forward"])
 
 
-def loss_case(tokens, rounds):
+def loss_case(size, rounds):
+    tokens, D, *_ = size
+    V = size.vocab
     inputs = [randn(tokens, D).requires_grad_() for _ in range(SETS)]
-    targets = [torch.randint(V, (tokens,), device=DEVICE) for _ in range(SETS)]
+    targets = [torch.randint(V, (tokens,)) for _ in range(SETS)]
     weight = randn(V, D, std=0.02).requires_grad_()
 
     def loss(n):
@@ -246,36 +377,54 @@ def loss_case(tokens, rounds):
             logits @ weight
             logits.T @ inputs[n]
 
-    t = alternate({"loss": loss, "eager": eager, "products": products}, rounds)
+    t = alternate({"loss": loss, "eager": eager, "products": products}, rounds, size.device)
     report(case="linear_cross_entropy", tokens=tokens, tflops=3 * 2 * tokens * D * V / t["loss"] / 1e9,
            share_of_products=t["products"] / t["loss"], speed_against_eager=t["eager"] / t["loss"],
-           milliseconds=t["loss"], peak_mebibytes=peak_mebibytes(loss), eager_peak_mebibytes=peak_mebibytes(eager))
+           milliseconds=t["loss"], peak_mebibytes=peak_mebibytes(loss, size.device),
+           eager_peak_mebibytes=peak_mebibytes(eager, size.device))
 
 
-def norm_case(tokens, rounds):
+def norm_case(size, rounds):
+    tokens, D, *_ = size
     inputs, grads = [[randn(tokens, D) for _ in range(SETS)] for _ in range(2)]
-    gain, angle = randn(D), torch.randn(tokens, D // HEADS, device=DEVICE)
+    gain, angle = randn(D), torch.randn(tokens, D // size.heads)
     args = (gain, angle.cos(), angle.sin(), 1e-5)
-    grads = [g.view(tokens, HEADS, D // HEADS) for g in grads]
+    grads = [g.view(tokens, size.heads, D // size.heads) for g in grads]
     t = alternate({"forward": lambda n: ops.norm_rotary_forward(inputs[n], *args),
                    "backward": lambda n: ops.norm_rotary_backward(grads[n], inputs[n], *args),
-                   "copy": lambda n: inputs[n].clone()}, rounds)
+                   "copy": lambda n: inputs[n].clone()}, rounds, size.device)
     report(case="norm_rotary", tokens=tokens, copy_gigabytes_a_second=2 * 2 * tokens * D / t["copy"] / 1e6,
            forward_against_copy=t["forward"] / t["copy"], backward_against_copy=t["backward"] / t["copy"],
            milliseconds=t["forward"] + t["backward"])
 
 
+def machine_case(size, rounds):
+    facts = {}
+    if size.device == "cuda":
+        device = torch.cuda.get_device_properties(0)
+        driver = pathlib.Path("/proc/driver/nvidia/version")
+        facts = {"name": device.name, "memory_gibibytes": device.total_memory / 2**30, "multiprocessors": device.multi_processor_count,
+                 "compute_capability": f"{device.major}.{device.minor}", "driver": driver.read_text().split("\n")[0] if driver.exists() else None}
+    cpu = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    report(case="machine", **facts, cuda=torch.version.cuda, torch=torch.__version__, python=platform.python_version(),
+           cpu=cpu[0] if cpu else platform.machine(), cores=os.cpu_count(),
+           cpu_memory_gibibytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30)
+
+
+CASES = {"machine": machine_case, "expert_layer": expert_layer_case, "route": route_case, "linear_cross_entropy": loss_case, "norm_rotary": norm_case,
+         "attention": attention_case, "expert_gemms": expert_gemms_case}
+
+
 def main():
     args = arguments()
+    size = SIZES[args.device]
+    size = dataclasses.replace(size, tokens=args.tokens or size.tokens)
+    torch.set_default_device(args.device)
     torch.manual_seed(1)
-    moe_milliseconds = moe_case(args.tokens, args.rounds)
-    torch.cuda.empty_cache()
-    route_case(args.tokens, args.rounds, moe_milliseconds)
-    loss_case(args.tokens, args.rounds)
-    torch.cuda.empty_cache()
-    norm_case(args.tokens, args.rounds)
-    attention_case(args.tokens, args.rounds)
-    product_cases()
+    for name in args.cases:
+        CASES[name](size, args.rounds)
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Trains the paper's model on a CUDA device with the largest micro-batch that fits according to `dtopp plan`;
-if none fits, it uses a smaller model. Prints one JSON line: the median step, tokens/s and MFU, the measured
+"""Trains the paper's model on a CUDA device with the largest micro-batch that fits according to `dtopp plan`, without
+keeping the experts' activations; if none fits, it uses a smaller model. Prints one JSON line: the median step, tokens/s and MFU, the measured
 peak with plan's total and parts, the loss at both ends (means of 10 steps), and active experts with their
 target. Active experts are the mean over the last 100 steps, or over the last half of fewer than 200.
 
@@ -23,7 +23,8 @@ from training_side import BINARY, Side
 from yardstick import report
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PRESETS = [ROOT / f"configs/moe-{name}-64e8a.yaml" for name in ("1.3b-6.9b", "0.4b-3.7b")]
+# The larger model fits an H200 with a micro-batch of 24 if it recomputes the experts' activations.
+PRESETS = [(ROOT / "configs/moe-1.3b-6.9b-64e8a.yaml", ["training.recompute=moe"]), (ROOT / "configs/moe-0.4b-3.7b-64e8a.yaml", [])]
 BATCH, MICRO_BATCH = "training.global_batch_size", "training.micro_batch_size"
 # Runs in a process of its own, because a context occupies device memory as long as it exists.
 ASK_DEVICE = "import torch as t; t.cuda.is_available() and print(t.cuda.mem_get_info()[0], t.cuda.get_device_name())"
@@ -52,7 +53,7 @@ def run(*command):
 def find_device(wish):
     """Returns (available bytes, name)."""
     if wish == "cpu":
-        return json.loads(run(BINARY, "plan", PRESETS[0], "--device", "cpu", "--json"))["device_memory_bytes"], "cpu"
+        return json.loads(run(BINARY, "plan", PRESETS[0][0], "--device", "cpu", "--json"))["device_memory_bytes"], "cpu"
     answer = run(sys.executable, "-c", ASK_DEVICE).strip()
     if not answer:
         sys.exit("gpu_training: no CUDA device; run it on a machine with one")
@@ -69,16 +70,17 @@ def fused_kernels():
 
 
 def find_fitting(presets, overrides, free):
-    """Returns the first preset that fits, the largest divisor of the global batch that fits (or the
-    micro-batch of an override), and the plan of both."""
+    """Returns the first preset that fits, its overrides with the largest micro-batch that fits, and the plan. The
+    micro-batch is a divisor of the global batch, or that of an override."""
     given = dict(override.split("=", 1) for override in overrides if "=" in override)
     batch = int(given[BATCH])
     divisors = [n for n in range(batch, 0, -1) if batch % n == 0]
-    for preset in presets:
+    for preset, own in presets:
         for micro_batch in [int(given[MICRO_BATCH])] if MICRO_BATCH in given else divisors:
-            plan = json.loads(run(BINARY, "plan", preset, *overrides, f"{MICRO_BATCH}={micro_batch}", "--json"))
+            these = [*own, *overrides, f"{MICRO_BATCH}={micro_batch}"]
+            plan = json.loads(run(BINARY, "plan", preset, *these, "--json"))
             if plan["memory_bytes"]["total"] <= free:
-                return preset, micro_batch, plan
+                return preset, these, plan
     sys.exit(f"gpu_training: {preset.stem} with a micro-batch of {micro_batch} needs "
              f"{plan['memory_bytes']['total'] / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
 
@@ -104,10 +106,10 @@ def main():
         sys.exit("gpu_training: --steps: at least 4")
     free, device = find_device(args.device)
     overrides = [f"{BATCH}=24", "routing.controller=solve", *args.overrides, f"training.device={args.device}"]
-    presets = [args.preset] if args.preset else PRESETS
-    preset, micro_batch, plan = find_fitting(presets, overrides, free)
+    presets = [(args.preset, [])] if args.preset else PRESETS
+    preset, overrides, plan = find_fitting(presets, overrides, free)
     text = args.text or [ROOT / "assets/text/lab-train.jsonl.zst"]
-    lines, config = train(preset, [*overrides, f"{MICRO_BATCH}={micro_batch}"], text, args.steps, args.seconds)
+    lines, config = train(preset, overrides, text, args.steps, args.seconds)
     late = lines[-min(100, max(len(lines) // 2, 1)):]
     ends = min(10, len(lines))
 
@@ -123,7 +125,8 @@ def main():
     targets = config["routing"]["experts"]
     report(case="gpu_training", preset=preset.stem, device=device, precision=config["training"]["precision"],
            products=os.environ.get("DTOPP_MOE_KERNELS") or fused_kernels(), steps=len(lines),
-           global_batch_size=config["training"]["global_batch_size"], micro_batch_size=micro_batch,
+           global_batch_size=config["training"]["global_batch_size"],
+           micro_batch_size=config["training"]["micro_batch_size"], recompute=config["training"]["recompute"],
            sequence_length=config["model"]["sequence_length"], milliseconds=1e3 * statistics.median(seconds),
            slowest_milliseconds=1e3 * max(seconds[1:]), tokens_per_second=median("throughput/tokens_per_second"),
            tflops=median("throughput/tflops"), mfu=median("throughput/mfu"),

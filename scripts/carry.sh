@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Copies everything that a GPU machine without network and Debian packages needs to test the whole program to
-# build/carry: the program and the model's test tool with their Debian libraries, and Python packages for that
-# machine's Python. The operators are left out: `make test-gpu` builds them there, against that machine's
-# torch.
+# Copies everything that a GPU machine without network and Debian packages needs for `make gpu-report` to build/carry: the
+# program and the model's test tool with their Debian libraries, the operators if they were built for CUDA devices, and
+# Python packages for that machine's Python. That machine builds missing operators itself.
 #
 # carry.sh [PYTHON_VERSION [PACKAGE…]]; by default all packages that the tests import.
 set -euo pipefail
@@ -13,6 +12,11 @@ packages=("${@:2}")
 carry=build/carry
 rm -rf $carry
 mkdir -p $carry/bin $carry/lib
+git describe --always --dirty --abbrev=40 --exclude='*' >$carry/commit
+if [ -e build/release/lib/libdtopp_cuda.so ]; then
+  mkdir $carry/ops
+  for library in ops cuda; do strip -o $carry/ops/libdtopp_$library.so build/release/lib/libdtopp_$library.so; done
+fi
 for program in dtopp dtopp_parity; do
   strip -o $carry/bin/$program build/release/bin/$program
   ldd build/release/bin/$program | awk '$3 ~ /^\/(usr\/)?lib\// { print $3 }'
