@@ -1,102 +1,60 @@
 #include <algorithm>
-#include <type_traits>
-
-#include <nlohmann/json.hpp>
 
 #include "dtopp/base/enum_name.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/base/json.h"
+#include "dtopp/base/json_fields.h"
 #include "dtopp/config/value_bounds.h"
 #include "dtopp/convert/huggingface_config.h"
 
 namespace dtopp::convert {
 namespace {
 
-using nlohmann::json;
-
 constexpr uint64_t kMostBytes = uint64_t{1} << 24;
 
-// A config.json, read key by key. A key that is absent or null has the default of transformers.
-class ConfigFile {
- public:
-  explicit ConfigFile(const std::filesystem::path& file)
-      : file_(file.string()), json_(parse_json(read_file(file, kMostBytes), file_)) {
-    if (!json_.is_object()) throw DataError(file_ + ": is not a JSON object");
-  }
+// Keys that are missing have the defaults of transformers.
+[[noreturn]] void refuse(const JsonFields& file, const std::string& key, const std::string& cause) {
+  throw UsageError(file.place() + ": " + key + ": " + cause);
+}
 
-  [[noreturn]] void refuse(const std::string& key, const std::string& cause) const {
-    throw UsageError(file_ + ": " + key + ": " + cause);
-  }
-  bool has(const std::string& key) const { return json_.contains(key) && !json_[key].is_null(); }
-
-  template <class T>
-  T get(const std::string& key, const T& otherwise) const {
-    return has(key) ? as<T>(json_[key], key) : otherwise;
-  }
-  template <class T>
-  T need(const std::string& key) const {
-    if (!has(key)) throw DataError(file_ + ": " + key + ": is missing");
-    return as<T>(json_[key], key);
-  }
-  // A list of numbers; a single number counts as a list of one.
-  std::vector<double> numbers(const std::string& key) const {
-    if (!has(key)) return {};
-    if (json_[key].is_number()) return {json_[key].get<double>()};
-    return as<std::vector<double>>(json_[key], key);
-  }
-  template <class Enum>
-  Enum one_of(const std::string& key, Enum otherwise) const {
-    if (!has(key)) return otherwise;
-    const auto text = need<std::string>(key);
-    if (const auto value = enum_named<Enum>(text)) return *value;
-    refuse(key, "dtopp has no \"" + text + "\"");
-  }
-  const json& object() const { return json_; }
-
- private:
-  template <class T>
-  T as(const json& value, const std::string& key) const {
-    try {
-      if constexpr (std::is_same_v<T, int64_t>) return integer_of(value);
-      return value.get<T>();
-    } catch (const json::exception&) {
-      throw DataError(file_ + ": " + key + ": has an unexpected type: " + dump_json(value));
-    }
-  }
-
-  std::string file_;
-  json json_;
-};
+template <class Enum>
+Enum one_of(const JsonFields& file, const std::string& key, Enum otherwise) {
+  if (!file.has(key)) return otherwise;
+  const std::string text = file.text(key);
+  if (const auto value = enum_named<Enum>(text)) return *value;
+  refuse(file, key, "dtopp has no \"" + text + "\"");
+}
 
 // Returns the base of rotary positions without scaling, under today's key or the former ones.
-double read_rope_base(const ConfigFile& file, double otherwise) {
-  const json& all = file.object();
-  const json rope = file.has("rope_parameters") ? all["rope_parameters"] : json::object();
-  const json base = rope.is_object() ? rope.value("rope_theta", json(otherwise)) : json();
-  if (!base.is_number() || rope.value("rope_type", json("default")) != "default" ||
-      rope.value("partial_rotary_factor", json(1.0)) != 1.0)
-    file.refuse("rope_parameters", "dtopp rotates whole heads without scaling, not " + dump_json(rope));
-  if (file.has("rope_scaling")) file.refuse("rope_scaling", "dtopp has none");
-  return file.get("rope_theta", base.get<double>());
+double read_rope_base(const JsonFields& file, double otherwise) {
+  if (file.has("rope_scaling")) refuse(file, "rope_scaling", "dtopp has none");
+  if (file.has("rope_parameters")) {
+    const JsonFields rope = file.object("rope_parameters");
+    if (rope.get<std::string>("rope_type", "default") != "default" ||
+        rope.get("partial_rotary_factor", 1.0) != 1)
+      refuse(file, "rope_parameters", "dtopp rotates whole heads without scaling, not " + rope.dump());
+    otherwise = rope.get("rope_theta", otherwise);
+  }
+  return file.get("rope_theta", otherwise);
 }
 
 // Requires the properties that all models of dtopp share.
-void require_fitting(const ConfigFile& file) {
-  if (file.has("kv_lora_rank")) file.refuse("kv_lora_rank", "dtopp has no multi-head latent attention (MLA)");
+void require_fitting(const JsonFields& file) {
+  if (file.has("kv_lora_rank"))
+    refuse(file, "kv_lora_rank", "dtopp has no multi-head latent attention (MLA)");
   if (const auto act = file.get<std::string>("hidden_act", "silu"); act != "silu")
-    file.refuse("hidden_act", "dtopp's experts have silu, not " + act);
-  if (file.has("clip_qkv")) file.refuse("clip_qkv", "dtopp does not clip queries, keys and values");
-  if (file.get("attention_bias", false)) file.refuse("attention_bias", "dtopp's attention has no biases");
+    refuse(file, "hidden_act", "dtopp's experts have silu, not " + act);
+  if (file.has("clip_qkv")) refuse(file, "clip_qkv", "dtopp does not clip queries, keys and values");
+  if (file.get("attention_bias", false)) refuse(file, "attention_bias", "dtopp's attention has no biases");
 }
 
-config::ModelConfig read_shape(const ConfigFile& file, const HuggingFaceFamily& family) {
+config::ModelConfig read_shape(const JsonFields& file, const HuggingFaceFamily& family) {
   config::ModelConfig model;
-  model.vocab_size = file.need<int64_t>("vocab_size");
-  model.hidden_size = file.need<int64_t>("hidden_size");
-  model.ffn_hidden_size = file.need<int64_t>(family.ffn_key);
-  model.num_layers = file.need<int64_t>("num_hidden_layers");
-  model.num_heads = file.need<int64_t>("num_attention_heads");
+  model.vocab_size = file.integer("vocab_size");
+  model.hidden_size = file.integer("hidden_size");
+  model.ffn_hidden_size = file.integer(family.ffn_key);
+  model.num_layers = file.integer("num_hidden_layers");
+  model.num_heads = file.integer("num_attention_heads");
   // The defaults stay 0.
   if (const auto heads = file.get("num_key_value_heads", family.num_kv_heads); heads != model.num_heads)
     model.chosen_kv_heads = heads;
@@ -105,53 +63,53 @@ config::ModelConfig read_shape(const ConfigFile& file, const HuggingFaceFamily& 
     model.chosen_head_size = size;
   model.norm_eps = file.get("rms_norm_eps", family.norm_eps);
   model.rope_base = read_rope_base(file, family.rope_base);
-  model.sequence_length = file.need<int64_t>("max_position_embeddings");
+  model.sequence_length = file.integer("max_position_embeddings");
   // Classes of transformers accept both keys.
   const char* other = "num_local_experts";
-  model.num_experts = file.need<int64_t>(file.has(other) ? other : family.experts_key);
+  model.num_experts = file.integer(file.has(other) ? other : family.experts_key);
   model.init_std = file.get("initializer_range", model.init_std);
   return model;
 }
 
 // The window that every layer has; one as wide as the sequence is none.
-int64_t read_window(const ConfigFile& file, const config::ModelConfig& model) {
+int64_t read_window(const JsonFields& file, const config::ModelConfig& model) {
   const auto window = file.get<int64_t>("sliding_window", 0);
   return window < model.sequence_length ? window : 0;
 }
 
 // Requires that all layers are alike: experts, and attention to all earlier tokens.
-void require_equal_layers(const ConfigFile& file) {
+void require_equal_layers(const JsonFields& file) {
   if (file.get<int64_t>("decoder_sparse_step", 1) != 1)
-    file.refuse("decoder_sparse_step", "dtopp's layers all have experts");
+    refuse(file, "decoder_sparse_step", "dtopp's layers all have experts");
   if (!file.get("mlp_only_layers", std::vector<int64_t>()).empty())
-    file.refuse("mlp_only_layers", "dtopp's layers all have experts");
+    refuse(file, "mlp_only_layers", "dtopp's layers all have experts");
   for (const std::string& type : file.get("layer_types", std::vector<std::string>()))
-    if (type != "full_attention") file.refuse("layer_types", "dtopp's layers have no " + type);
+    if (type != "full_attention") refuse(file, "layer_types", "dtopp's layers have no " + type);
 }
 
-void read_mixtral(const ConfigFile& file, config::RunConfig& config) {
+void read_mixtral(const JsonFields& file, config::RunConfig& config) {
   if (file.get("router_jitter_noise", 0.0) != 0)
-    file.refuse("router_jitter_noise", "dtopp adds no noise to the router's input");
+    refuse(file, "router_jitter_noise", "dtopp adds no noise to the router's input");
   config.routing.renormalize = true;
   config.model.attention_window = read_window(file, config.model);
 }
 
-void read_qwen2_moe(const ConfigFile& file, config::RunConfig& config) {
+void read_qwen2_moe(const JsonFields& file, config::RunConfig& config) {
   config::ModelConfig& model = config.model;
   if (file.get("use_sliding_window", false) && read_window(file, model) > 0)
-    file.refuse("use_sliding_window", "dtopp has no window in some layers alone");
+    refuse(file, "use_sliding_window", "dtopp has no window in some layers alone");
   model.qkv_bias = file.get("qkv_bias", true);
   model.shared_gate = true;
-  const auto shared = file.need<int64_t>("shared_expert_intermediate_size");
+  const auto shared = file.integer("shared_expert_intermediate_size");
   if (model.ffn_hidden_size < 1 || shared % model.ffn_hidden_size != 0)
-    file.refuse("shared_expert_intermediate_size", std::to_string(shared) + " is not a multiple of " +
-                                                       std::to_string(model.ffn_hidden_size) +
-                                                       ", the size of an expert");
+    refuse(file, "shared_expert_intermediate_size",
+           std::to_string(shared) + " is not a multiple of " + std::to_string(model.ffn_hidden_size) +
+               ", the size of an expert");
   model.shared_experts = shared / model.ffn_hidden_size;
 }
 
 // The parts of the classes that transformers includes.
-void read_family(const ConfigFile& file, HuggingFaceClass as, config::RunConfig& config) {
+void read_family(const JsonFields& file, HuggingFaceClass as, config::RunConfig& config) {
   const HuggingFaceFamily& family = family_of(as);
   config.model.norm = config::NormType::kRms;
   config.model.qk_norm = family.qk_norm;
@@ -170,7 +128,7 @@ void read_family(const ConfigFile& file, HuggingFaceClass as, config::RunConfig&
 }
 
 // The numbers of experts, for each method's meaning of them.
-void read_experts(const ConfigFile& file, config::RunConfig& config) {
+void read_experts(const JsonFields& file, config::RunConfig& config) {
   using enum config::RoutingMethod;
   config::RoutingConfig& routing = config.routing;
   const auto top_k = file.get<int64_t>("router_top_k", 8);
@@ -184,23 +142,23 @@ void read_experts(const ConfigFile& file, config::RunConfig& config) {
   if (routing.experts.size() > 1) routing.scope = config::ThresholdScope::kLayer;
 }
 
-void read_dtopp(const ConfigFile& file, config::RunConfig& config) {
+void read_dtopp(const JsonFields& file, config::RunConfig& config) {
   config.model.zero_experts = file.get<int64_t>("zero_experts", 0);
-  config.model.zero_kind = file.one_of("zero_kind", config::ZeroKind::kZero);
+  config.model.zero_kind = one_of(file, "zero_kind", config::ZeroKind::kZero);
   config.model.shared_experts = file.get<int64_t>("shared_experts", 0);
   config.model.shared_gate = file.get("shared_gate", false);
-  config.model.qk_norm = file.one_of("qk_norm", config::QkNorm::kWhole);
+  config.model.qk_norm = one_of(file, "qk_norm", config::QkNorm::kWhole);
   config.model.qkv_bias = file.get("qkv_bias", false);
-  config.model.norm = file.one_of("norm", config::NormType::kLayer);
+  config.model.norm = one_of(file, "norm", config::NormType::kLayer);
   config.model.tie_embeddings = file.get("tie_word_embeddings", true);
   config.model.attend_across_documents = file.get("attend_across_documents", true);
   config.data.end_of_text = file.get("end_of_text", config.data.end_of_text);
   if (config.model.is_dense()) return;
   config::RoutingConfig& routing = config.routing;
-  routing.method = file.one_of("router_method", config::RoutingMethod::kDTopP);
-  routing.normalization = file.one_of("router_normalization", config::Normalization::kDynamic);
+  routing.method = one_of(file, "router_method", config::RoutingMethod::kDTopP);
+  routing.normalization = one_of(file, "router_normalization", config::Normalization::kDynamic);
   routing.renormalize = file.get("router_renormalize", true);
-  routing.scope = file.one_of("router_scope", config::ThresholdScope::kGlobal);
+  routing.scope = one_of(file, "router_scope", config::ThresholdScope::kGlobal);
   routing.gate_scale = file.get("router_gate_scale", routing.gate_scale);
   routing.cut_decay = file.get("router_cut_decay", routing.cut_decay);
   read_experts(file, config);
@@ -210,19 +168,20 @@ void read_dtopp(const ConfigFile& file, config::RunConfig& config) {
 }
 
 // Reads p in the controller's form. Thresholds that differ between layers set the scope to layer.
-std::vector<double> read_thresholds(const ConfigFile& file, config::RunConfig& config) {
+std::vector<double> read_thresholds(const JsonFields& file, config::RunConfig& config) {
   config::RoutingConfig& routing = config.routing;
   if (config.model.is_dense() || !config::has_threshold(routing.method)) return {};
-  std::vector<double> by_layer = file.numbers("router_thresholds");
+  std::vector<double> by_layer;
+  if (file.has("router_thresholds")) by_layer = file.numbers("router_thresholds");
   if (by_layer.empty() && routing.scope == config::ThresholdScope::kGlobal) return {routing.threshold};
   if (by_layer.size() != static_cast<size_t>(config.model.num_layers))
-    file.refuse("router_thresholds",
-                "expected one for each of " + std::to_string(config.model.num_layers) + " layers");
+    refuse(file, "router_thresholds",
+           "expected one for each of " + std::to_string(config.model.num_layers) + " layers");
   for (const double threshold : by_layer) config::require_threshold("router_thresholds", threshold);
   const bool equal = std::ranges::adjacent_find(by_layer, std::not_equal_to()) == by_layer.end();
   if (!equal) routing.scope = config::ThresholdScope::kLayer;
   if (routing.method == config::RoutingMethod::kTopP) {
-    if (!equal) file.refuse("router_thresholds", "top_p has one threshold for all layers");
+    if (!equal) refuse(file, "router_thresholds", "top_p has one threshold for all layers");
     routing.threshold = by_layer[0];
   }
   if (routing.scope == config::ThresholdScope::kGlobal) by_layer.resize(1);
@@ -232,15 +191,15 @@ std::vector<double> read_thresholds(const ConfigFile& file, config::RunConfig& c
 }  // namespace
 
 ImportedConfig read_huggingface_config(const std::filesystem::path& path) {
-  const ConfigFile file(path);
+  const JsonFields file(read_file(path, kMostBytes), path.string());
   require_fitting(file);
-  const auto type = file.need<std::string>("model_type");
+  const auto type = file.text("model_type");
   const auto as = enum_named<HuggingFaceClass>(type);
   if (!as) {
     std::string names;
     for (const auto& [value, name] : enum_names(HuggingFaceClass{}))
       names.append(names.empty() ? "" : ", ").append(name);
-    file.refuse("model_type", "dtopp reads " + names + ", not " + type);
+    refuse(file, "model_type", "dtopp reads " + names + ", not " + type);
   }
   ImportedConfig imported{.as = *as, .config = {}, .router = {}};
   imported.config.model = read_shape(file, family_of(*as));

@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 
 constexpr const char* kText = R"({
   "name": "a \"b\"", "words": ["x", ""], "low": -9223372036854775808, "high": 9223372036854775807, "beyond": 9223372036854775808,
-  "half": 0.5, "halves": [0.5, 1], "mixed": [0.5, "1"], "none": [], "null": null,
+  "half": 0.5, "halves": [0.5, 1], "mixed": [0.5, "1"], "none": [], "null": null, "yes": true, "whole": [-1, 2],
   "inner": {"count": 3}, "list": [{"count": 4}, {"count": "5"}]})";
 
 TEST(JsonFields, members_come_with_their_types) {
@@ -32,7 +32,19 @@ TEST(JsonFields, members_come_with_their_types) {
   EXPECT_EQ(fields.object("inner").count("count"), 3U);
   EXPECT_EQ(fields.objects("list").at(0).count("count"), 4U);
   EXPECT_THAT(fields.object("inner").keys(), ElementsAre("count"));
-  EXPECT_TRUE(fields.has("null") && !fields.has("no") && fields.is_array("none") && !fields.is_array("half"));
+  EXPECT_EQ(fields.number("half", 0, 0.5), 0.5);
+  EXPECT_TRUE(fields.get<bool>("yes"));
+  EXPECT_THAT(fields.get<std::vector<int64_t>>("whole"), ElementsAre(-1, 2));
+}
+
+TEST(JsonFields, a_member_that_is_missing_or_null_has_a_default) {
+  const JsonFields fields(kText, "f");
+  for (const char* key : {"null", "no"}) {
+    EXPECT_FALSE(fields.has(key) || fields.find(key)) << key;
+    EXPECT_EQ(fields.get(key, 0.5), 0.5) << key;
+    EXPECT_EQ(fields.get<std::string>(key, "a"), "a") << key;
+  }
+  EXPECT_TRUE(fields.has("yes") && fields.get("yes", false));
 }
 
 // A part outlives the object it was taken from.
@@ -45,15 +57,22 @@ TEST(JsonFields, parts_keep_the_whole) {
 TEST(JsonFields, every_error_names_place_and_key) {
   const JsonFields fields(kText, "f.json: line 2");
   const auto error = [](const auto& read) { return error_of<DataError>([&] { read(); }); };
-  EXPECT_EQ(error([&] { fields.text("no"); }), "f.json: line 2: no: is missing");
+  for (const char* key : {"no", "null"})
+    EXPECT_EQ(error([&] { fields.text(key); }), "f.json: line 2: " + std::string(key) + ": is missing");
+  EXPECT_EQ(error([&] { fields.get<bool>("half"); }), "f.json: line 2: half: must be true or false");
+  EXPECT_EQ(error([&] { fields.get("yes", 0.5); }), "f.json: line 2: yes: must be a number");
+  EXPECT_EQ(error([&] { fields.number("half", 1, 2); }),
+            "f.json: line 2: half: must be a number from 1 to 2");
+  EXPECT_EQ(error([&] { fields.get<std::vector<int64_t>>("halves"); }),
+            "f.json: line 2: halves: must be an array of integers");
   EXPECT_EQ(error([&] { fields.text("half"); }), "f.json: line 2: half: must be a string");
   EXPECT_EQ(error([&] { fields.texts("halves"); }), "f.json: line 2: halves: must be an array of strings");
   EXPECT_EQ(error([&] { fields.texts("name"); }), "f.json: line 2: name: must be an array of strings");
   EXPECT_EQ(error([&] { fields.object("name"); }), "f.json: line 2: name: must be a JSON object");
   EXPECT_EQ(error([&] { fields.objects("inner"); }), "f.json: line 2: inner: must be an array of objects");
   EXPECT_EQ(error([&] { fields.objects("list").at(1).count("count"); }),
-            "f.json: line 2: list: count: must be an integer of at least 0");
-  for (const char* key : {"half", "beyond", "name", "null", "halves"})
+            "f.json: line 2: list[1].count: must be an integer of at least 0");
+  for (const char* key : {"half", "beyond", "name", "halves", "yes"})
     EXPECT_EQ(error([&] { fields.integer(key); }),
               "f.json: line 2: " + std::string(key) + ": must be an integer");
   EXPECT_EQ(error([&] { fields.count("low"); }), "f.json: line 2: low: must be an integer of at least 0");
@@ -63,6 +82,16 @@ TEST(JsonFields, every_error_names_place_and_key) {
     EXPECT_EQ(
         error([&] { fields.numbers(key); }),
         "f.json: line 2: " + std::string(key) + ": must be a number or a list of numbers, at least one");
+}
+
+TEST(JsonFields, an_error_has_the_path_and_the_cause) {
+  try {
+    JsonFields(kText, "f").objects("list").at(1).count("count");
+    FAIL();
+  } catch (const FieldError& error) {
+    EXPECT_EQ(error.field, "list[1].count");
+    EXPECT_EQ(error.cause, "must be an integer of at least 0");
+  }
 }
 
 TEST(JsonFields, only_one_whole_object_is_read) {

@@ -49,7 +49,9 @@ TEST(TrainingState, names_the_file_and_the_key_that_is_wrong) {
     auto object = valid();
     object.erase(key);
     EXPECT_EQ(refused(object), "x/state.json: " + key + ": is missing");
-    for (const json& other : {json("1"), json(1.5), json(nullptr), json(uint64_t{1} << 63)}) {
+    object[key] = nullptr;
+    EXPECT_EQ(refused(object), "x/state.json: " + key + ": is missing");
+    for (const json& other : {json("1"), json(1.5), json(uint64_t{1} << 63)}) {
       object[key] = other;
       EXPECT_THAT(refused(object), StartsWith("x/state.json: " + key + ": must be an integer"));
     }
