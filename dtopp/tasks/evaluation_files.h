@@ -23,7 +23,7 @@ struct EvaluatedModel {
   auto operator<=>(const EvaluatedModel& other) const {
     return std::pair(step, target_experts) <=> std::pair(other.step, other.target_experts);
   }
-  bool operator==(const EvaluatedModel& other) const { return (*this <=> other) == 0; }
+  bool operator==(const EvaluatedModel& other) const { return std::is_eq(*this <=> other); }
 };
 
 // {"step", "target_experts", "p"}; the last two are missing if there is none.
