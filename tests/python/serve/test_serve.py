@@ -3,9 +3,11 @@ long because all tests share one served model, whose start takes longest."""
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 
@@ -146,6 +148,16 @@ def test_the_budget_is_met_over_ten_thousand_tokens(server):
         counted, active = (after[name + label] - before.get(name + label, 0)
                            for name in ("dtopp_computed_tokens_total", "dtopp_active_experts_total"))
         assert counted >= 10_000 and active / counted == pytest.approx(experts / tokens, rel=0.01)
+
+
+def test_the_example_asks_with_several_budgets(server):
+    done = subprocess.run([sys.executable, tiny_run.ROOT / "examples/ask_server.py", PROMPT, "--url", server.address, "--tokens",
+                           "12", "--experts", "1", "3", str(EXPERTS)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(rf"target (\d+): ([\d.]+) of {EXPERTS} experts per token, 12 tokens of", done.stdout)
+    assert [int(target) for target, _ in lines] == [1, 3, EXPERTS]
+    used = [float(experts) for _, experts in lines]
+    assert 0 < used[0] < used[1] < used[2] == EXPERTS
 
 
 def test_two_hundred_clients_get_the_texts_that_each_gets_alone(server):
