@@ -180,7 +180,7 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(context, grad):
-        pairs = torch.empty_like(grad).index_copy_(0, context.saved_tensors[0], grad)
+        pairs = grad.new_empty(grad.shape).index_copy_(0, context.saved_tensors[0], grad)
         return pairs.view(-1, context.active, grad.shape[1]).sum(1), None, None
 
 
@@ -190,7 +190,7 @@ class Scatter(torch.autograd.Function):
     @staticmethod
     def forward(context, rows, order):
         context.save_for_backward(order)
-        return torch.empty_like(rows).index_copy_(0, order, rows)
+        return rows.new_empty(rows.shape).index_copy_(0, order, rows)
 
     @staticmethod
     def backward(context, grad):
