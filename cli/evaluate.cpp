@@ -1,13 +1,13 @@
 #include "cli/evaluate.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <optional>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/option_checks.h"
 #include "cli/ranks.h"
+#include "cli/standard_streams.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
@@ -67,7 +67,7 @@ void evaluate_on_ranks(const EvaluateOptions& options,
   const launch::LaunchEnvironment environment = own_launch_environment();
   if (options.processes > 0) {
     device::require_device(options.inference.device, "--device");
-    std::exit(run_processes(environment, {.processes = options.processes}));
+    end_process(run_processes(environment, {.processes = options.processes}));
   }
   run_rank(environment, "lower --batch-size", [&](distributed::Cluster& cluster) {
     std::optional<StopScope> begins(stop_token());

@@ -83,10 +83,12 @@ void raise_file_limit() {
 int main(int argc, char** argv) {
   dtopp::cli::guard_standard_streams();
   raise_file_limit();
+  int status = 0;
   try {
-    return run(argc, argv);
+    status = run(argc, argv);
   } catch (const std::exception& error) {
     const dtopp::distributed::Failure failure = dtopp::distributed::failure_of(error);
-    return fail(failure.status, failure.message);
+    status = fail(failure.status, failure.message);
   }
+  dtopp::cli::end_process(status);
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -115,7 +114,7 @@ void replay(const ReplayOptions& options) {
   const launch::LaunchEnvironment environment = own_launch_environment();
   if (options.processes > 0) {
     device::require_device(config_of(options).training.device, "training.device");
-    std::exit(run_processes(environment, {.processes = options.processes}));
+    end_process(run_processes(environment, {.processes = options.processes}));
   }
   run_rank(environment, "use more --processes",
            [&](distributed::Cluster& cluster) { replay_rank(cluster, options); });

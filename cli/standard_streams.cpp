@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <system_error>
 
@@ -38,6 +39,15 @@ void flush_standard_output() {
   const std::string reason = errno != 0 ? " (" + std::generic_category().message(errno) + ")" : "";
   throw DataError("standard output: cannot be written" + reason +
                   "; free space or check the receiving program");
+}
+
+void end_process(int status) {
+#ifdef NDEBUG
+  std::fflush(nullptr);
+  ::_exit(status);
+#else
+  std::exit(status);  // sanitizers and coverage report there
+#endif
 }
 
 }  // namespace dtopp::cli

@@ -18,4 +18,8 @@ void guard_standard_streams();
 // Flushes standard output. Throws DataError if it cannot be written.
 void flush_standard_output();
 
+// Flushes all streams and ends the process. Skips the destructors of the libraries' static objects, which
+// take longer than many commands.
+[[noreturn]] void end_process(int status);
+
 }  // namespace dtopp::cli

@@ -1,5 +1,4 @@
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -73,9 +72,9 @@ void train(const TrainOptions& options) {
   if (options.processes > 0) {
     const config::RunConfig config = config::load_run_config(options.config, options.overrides);
     device::require_device(config.training.device, "training.device");
-    std::exit(run_processes(environment, {.processes = options.processes,
-                                          .restarts = options.restarts,
-                                          .checkpoints = runs::checkpoints_of(config.output)}));
+    end_process(run_processes(environment, {.processes = options.processes,
+                                            .restarts = options.restarts,
+                                            .checkpoints = runs::checkpoints_of(config.output)}));
   }
   run_rank(environment,
            "set training.recompute to layer, or lower training.micro_batch_size or the model's size",
