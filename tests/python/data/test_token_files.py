@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+import start
 import tiny_run
 from corpus import documents
 from folder_contents import contents, times
@@ -49,7 +50,7 @@ def command(binary, inputs, output, *options):
 
 
 def prepare(binary, inputs, output, *options, check=True):
-    done = subprocess.run(command(binary, inputs, output, *options), capture_output=True, text=True)
+    done = start.run(command(binary, inputs, output, *options), capture_output=True, text=True)
     if check:
         assert done.returncode == 0, done.stderr
     return done
@@ -162,8 +163,8 @@ def test_an_output_that_cannot_be_written(dtopp_binary, tmp_path):
 
 def test_a_missing_tokenizer_is_named(dtopp_binary, tmp_path):
     (tmp_path / "good.jsonl").write_text('{"text": "a"}\n')
-    done = subprocess.run([dtopp_binary, "prepare", "text", tmp_path / "good.jsonl", "--tokenizer", tmp_path / "no.json",
-                           "--output", tmp_path / "out"], capture_output=True, text=True)
+    done = start.run([dtopp_binary, "prepare", "text", tmp_path / "good.jsonl", "--tokenizer", tmp_path / "no.json",
+                      "--output", tmp_path / "out"], capture_output=True, text=True)
     assert_refused(done, 3, "no.json")
 
 

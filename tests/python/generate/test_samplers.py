@@ -1,9 +1,9 @@
 """Tests Euler, Heun and DDIM against diffusers' schedulers, step by step, with and without guidance."""
 
-import subprocess
 
 import numpy as np
 import pytest
+import start
 import torch
 from diffusers_schedulers import SCHEDULERS
 from safetensors.torch import load_file, save_file
@@ -40,8 +40,8 @@ def diffusers_steps(method, steps, guidance, interval):
 @pytest.mark.parametrize("method", SCHEDULERS)
 def test_every_step_is_the_schedulers(method, steps, guidance, interval, program, tmp_path):
     save_file({"noise": NOISE, "class": CLASSES}, tmp_path / "in.safetensors")
-    done = subprocess.run([program("sampler_steps"), method, *map(str, (steps, guidance, *interval)),
-                           tmp_path / "in.safetensors", tmp_path / "out.safetensors"], capture_output=True, text=True)
+    done = start.run([program("sampler_steps"), method, *map(str, (steps, guidance, *interval)),
+                      tmp_path / "in.safetensors", tmp_path / "out.safetensors"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     ours, theirs = load_file(tmp_path / "out.safetensors")["steps"], diffusers_steps(method, steps, guidance, interval)
     assert ours.shape == theirs.shape == (steps, *NOISE.shape)

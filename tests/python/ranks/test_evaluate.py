@@ -9,6 +9,7 @@ import subprocess
 import time
 
 import pytest
+import start
 import tiny_language_run
 import tiny_run
 from needs import TASK_DATA, TORCHRUN, for_cpus, needs_program, needs_task_data, needs_torchrun
@@ -39,8 +40,8 @@ def written(run, folder, *arguments, launcher=(tiny_run.BINARY,)):
     """Returns all files that a command writes into `folder`, and its standard output."""
     folder.mkdir()
     dumps = ["--dump", folder / "dump.jsonl"] if "--data" in arguments and "--sweep-target" not in arguments else []
-    done = subprocess.run([*map(str, launcher), "evaluate", arguments[0], run, *map(str, arguments[1:]), "--output", folder / "results.json",
-                           *dumps], capture_output=True, text=True, timeout=120)
+    done = start.run([*map(str, launcher), "evaluate", arguments[0], run, *map(str, arguments[1:]), "--output", folder / "results.json",
+                      *dumps], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return {path.name: path.read_bytes() for path in folder.iterdir()} | {"standard output": done.stdout}
 

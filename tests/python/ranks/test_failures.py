@@ -8,16 +8,17 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import time
 
 import pytest
+import start
 import tiny_run
 from needs import for_cpus, needs_program
 from rank_process import Process
 from rank_runs import OVERRIDES, STEPS, command, free_port
 
 CASES = 30 if tiny_run.FULL else 2  # random moments
+LATEST = 60  # seconds until a run ends by itself; longer on a busy machine than parallel.timeout
 
 pytestmark = [needs_program, for_cpus]
 
@@ -55,7 +56,7 @@ def test_the_launcher_names_a_rank_that_is_killed_or_stopped(reference, tmp_path
     launcher = Process(command(reference, tmp_path / "run", "--processes", 2, *LONG))
     launcher.wait_for("step 50")
     os.kill(launcher.ranks()[victim], how)
-    status, lines = launcher.end(timeout=5 if how == signal.SIGKILL else 2 + 5)
+    status, lines = launcher.end(timeout=LATEST)
     assert status == 5
     named = naming_a_rank(lines)
     assert len(named) == 1, lines
@@ -75,7 +76,7 @@ def test_the_collective_of_a_rank_that_is_stopped_while_saving_is_named(referenc
     while not any(name.startswith(".tmp-step-") for name in os.listdir(run / "checkpoints")):
         pass
     os.kill(rank, signal.SIGSTOP)
-    status, lines = launcher.end(timeout=2 + 5)
+    status, lines = launcher.end(timeout=LATEST)
     assert status == 5
     named = naming_a_rank(lines)
     assert len(named) == 1, lines
@@ -92,7 +93,7 @@ def test_without_a_launcher_each_surviving_rank_names_the_lost_one(reference, tm
     for rank, process in enumerate(ranks):
         if rank == victim:
             continue
-        status, lines = process.end(timeout=5 if how == signal.SIGKILL else 2 + 5)
+        status, lines = process.end(timeout=LATEST)
         assert status == 5
         named = naming_a_rank(lines)
         assert len(named) == 1, lines
@@ -108,9 +109,9 @@ def test_a_rank_with_an_error_of_its_own_gives_it_and_the_others_name_the_rank(r
         shutil.copytree(reference, folder, ignore=shutil.ignore_patterns("run"))
     (folders[1] / "train.npy").write_bytes(b"\x93NUMPY\x01\x00")
     ranks = start_ranks([command(reference, tmp_path / "run", *BESIDE)] * 2, folders)
-    status, lines = ranks[1].end(timeout=20)
+    status, lines = ranks[1].end(timeout=LATEST)
     assert status == 3 and len(lines) == 1 and "train.npy" in lines[0], lines
-    status, lines = ranks[0].end(timeout=5)
+    status, lines = ranks[0].end(timeout=LATEST)
     assert status == 5
     assert len(naming_a_rank(lines)) == 1 and "rank 1 on" in lines[-1], lines
     assert "ended with status 3" in lines[-1] and "train.npy" in lines[-1]
@@ -128,13 +129,13 @@ def test_ranks_with_unlike_copies_of_a_checkpoint_end(reference, tmp_path):
         assert status == 0, lines
         shutil.rmtree(folder / "run/checkpoints/step-00000006")
     ranks = start_ranks([train] * 2, folders)
-    ends = [rank.end(timeout=20) for rank in ranks]
+    ends = [rank.end(timeout=LATEST) for rank in ranks]
     assert [status for status, _ in ends] == [4, 4], ends
     errors = [line for _, lines in ends for line in lines if "error:" in line]
     assert len(errors) == 1 and "rank 1 has another run/checkpoints/step-00000004" in errors[0], ends
     shutil.rmtree(folders[1] / "run")
     shutil.copytree(folders[0] / "run", folders[1] / "run")
-    ends = [rank.end(timeout=20) for rank in start_ranks([train] * 2, folders)]
+    ends = [rank.end(timeout=LATEST) for rank in start_ranks([train] * 2, folders)]
     assert [status for status, _ in ends] == [0, 0], ends
 
 
@@ -144,7 +145,7 @@ def test_the_launcher_names_a_rank_with_an_error_of_its_own(reference, tmp_path)
     run.mkdir()
     with open(run / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        status, lines = Process(command(reference, run, "--processes", 2)).end(timeout=20)
+        status, lines = Process(command(reference, run, "--processes", 2)).end(timeout=LATEST)
     assert status == 2, lines
     assert len([line for line in lines if line.startswith("dtopp: error: ")]) == 1
     assert len(naming_a_rank(lines)) == 1 and naming_a_rank(lines)[0].startswith("dtopp: rank 0 ended with status 2, on ")
@@ -173,7 +174,7 @@ def test_rank_0_prints_how_ranks_differ_before_the_first_step(reference, tmp_pat
     if what == "configuration":
         commands[1].append("training.seed=1")
     ranks = start_ranks(commands, folders)
-    ends = [process.end(timeout=20) for process in ranks]
+    ends = [process.end(timeout=LATEST) for process in ranks]
     assert [end[0] for end in ends] == [status] * 2, ends
     assert ends[1][1] == [], ends
     assert len(ends[0][1]) == 1 and "rank 1 " in ends[0][1][0] and word in ends[0][1][0], ends
@@ -186,7 +187,7 @@ def test_rank_0_prints_how_ranks_differ_before_the_first_step(reference, tmp_pat
     (["parallel.expert_parallel=2", "model.num_experts=7"], 2, "expert_parallel")])
 def test_an_error_of_all_ranks_is_printed_once(reference, tmp_path, options, status, word):
     ranks = start_ranks([command(reference, tmp_path / "run", *options)] * 2)
-    ends = [process.end(timeout=30) for process in ranks]
+    ends = [process.end(timeout=LATEST) for process in ranks]
     assert [end[0] for end in ends] == [status] * 2, ends
     lines = [line for end in ends for line in end[1]]
     assert len(lines) == 1 and lines[0].startswith("dtopp: error: ") and word in lines[0], ends
@@ -204,7 +205,7 @@ def test_a_request_to_stop_saves_once_and_ends_all(reference, tmp_path, whom):
             os.kill(process, signal.SIGTERM)
     else:
         os.kill(launcher.pid if whom == "launcher" else ranks[int(whom[-1])], signal.SIGTERM)
-    status, lines = launcher.end(timeout=20)
+    status, lines = launcher.end(timeout=LATEST)
     assert status == 75, lines
     assert len([line for line in lines if "stopped at step" in line]) == 1
     assert not naming_a_rank(lines)
@@ -213,7 +214,7 @@ def test_a_request_to_stop_saves_once_and_ends_all(reference, tmp_path, whom):
 
 def expect_to_go_on(reference, run):
     """The remaining checkpoint is complete. The resumed run ends with the bits of an uninterrupted run."""
-    done = subprocess.run(command(reference, run), capture_output=True, text=True, timeout=60)
+    done = start.run(command(reference, run), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert tiny_run.state(run, STEPS) == tiny_run.state(reference / "run", STEPS)
 
@@ -230,11 +231,11 @@ def test_a_loss_at_any_moment_leaves_a_run_that_goes_on(reference, tmp_path, cas
     victim = dice.choice(victims)
     try:
         os.kill(victim, signal.SIGKILL)
-        status, lines = launcher.end(timeout=5)
+        status, lines = launcher.end(timeout=LATEST)
         assert status == (-signal.SIGKILL if victim == launcher.pid else 5), lines
     except ProcessLookupError:
         pass  # it had already ended
-    end = time.monotonic() + 5
+    end = time.monotonic() + LATEST
     while any(os.path.exists(f"/proc/{rank}") for rank in victims[1:]) and time.monotonic() < end:
         time.sleep(0.01)
     assert not any(os.path.exists(f"/proc/{rank}") for rank in victims[1:])

@@ -1,7 +1,7 @@
 """Runs dtopp_parity on small diffusion transformers: configurations, inputs, and distances between results."""
 
-import subprocess
 
+import start
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
@@ -39,8 +39,8 @@ class Program:
         self.path.write_text(yaml.safe_dump(config))
         save_file({name: t.detach().contiguous() for name, t in tensors.items()}, self.directory / "input.safetensors")
         output = self.directory / f"{what}.safetensors"
-        subprocess.run([self.parity, what, self.path, self.directory / "input.safetensors", output], check=True,
-                       timeout=120)
+        start.run([self.parity, what, self.path, self.directory / "input.safetensors", output], check=True,
+                  timeout=120)
         return load_file(output)
 
 

@@ -2,10 +2,10 @@
 
 import io
 import json
-import subprocess
 import tarfile
 
 import numpy as np
+import start
 from PIL import Image, ImageOps
 from refusal import assert_refused
 from safetensors.numpy import load_file
@@ -72,7 +72,7 @@ def write_tar(path, members):
 def prepare(binary, sources, output, *options, status=0, names=()):
     """Runs `dtopp prepare images`. Checks the exit status and, after a failure, that its error names each of `names`."""
     command = [binary, "prepare", "images", *sources, "--output", output, *map(str, options)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = start.run(command, capture_output=True, text=True, timeout=300)
     if status:
         assert_refused(done, status, names, alone=False)
         assert done.stdout == ""

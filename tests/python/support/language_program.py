@@ -1,10 +1,10 @@
 """Runs dtopp_parity and the plain PyTorch model on small language models: configurations, checkpoints,
 inputs, and distances between results."""
 
-import subprocess
 
 import numpy as np
 import reference_model
+import start
 import tiny_run
 import torch
 import yaml
@@ -103,8 +103,8 @@ class Program:
         path = self.directory / f"{precision}.yaml"
         path.write_text(yaml.safe_dump(config))
         output = self.directory / f"{precision}.safetensors"
-        subprocess.run([self.parity, path, checkpoint, self.directory / "tokens.safetensors", output], check=True,
-                       timeout=60)
+        start.run([self.parity, path, checkpoint, self.directory / "tokens.safetensors", output], check=True,
+                  timeout=60)
         return load(output.read_bytes())  # not load_file: its tensors would change with the file
 
 

@@ -3,14 +3,14 @@
 import json
 import os
 import pathlib
-import subprocess
 
 import numpy as np
+import start
+from start import BINARY
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 # The device of the tests' runs. Tests that compare bits need a CPU.
 DEVICE = os.environ.get("DTOPP_DEVICE", "cpu")
-BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", ROOT / "build/release/bin/dtopp"))
 
 # `make nightly` runs every case of tests that repeat over many.
 FULL = os.environ.get("DTOPP_FULL") == "1"
@@ -74,7 +74,7 @@ def make(directory, **replacements):
 
 def dtopp(*arguments, **options):
     options = {"text": True, "capture_output": True, "timeout": 120} | options
-    return subprocess.run([BINARY, *map(str, arguments)], **options)
+    return start.run([BINARY, *arguments], **options)
 
 
 def trained(directory, *overrides):

@@ -1,9 +1,9 @@
 """Runs `dtopp tokenize` on lines."""
 
 import json
-import subprocess
 
 import make_tokenizer_golden as golden
+import start
 from tiny_run import BINARY, ROOT
 
 SHIPPED = ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
@@ -12,7 +12,7 @@ SHIPPED = ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
 def tokenize(tokenizer, lines, *options, check=True):
     """The lines of standard output, parsed. With check=False, the finished process."""
     data = lines if isinstance(lines, bytes) else "".join(line + "\n" for line in lines).encode()
-    done = subprocess.run([BINARY, "tokenize", "--tokenizer", tokenizer, *options], input=data, capture_output=True)
+    done = start.run([BINARY, "tokenize", "--tokenizer", tokenizer, *options], input=data, capture_output=True)
     if not check:
         return done
     assert done.returncode == 0, done.stderr.decode()

@@ -1,0 +1,84 @@
+"""Runs programs as subprocess.run() does, without repeating their constructors.
+
+A process per program has run the constructors and is forked for each start (tests/tools/program_starter.cpp)."""
+
+import atexit
+import contextlib
+import functools
+import io
+import os
+import pathlib
+import select
+import signal
+import socket
+import struct
+import subprocess
+
+BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", pathlib.Path(__file__).resolve().parents[3] / "build/release/bin/dtopp"))
+LIBRARY = BINARY.parents[1] / "lib/libprogram_starter.so"
+OPTIONS = {"capture_output", "check", "cwd", "input", "text", "timeout"}
+
+
+class Starter:
+    def __init__(self, program):
+        self.socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            self.process = subprocess.Popen([program], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[other.fileno()],
+                                            env=os.environ | {"LD_PRELOAD": str(LIBRARY), "PROGRAM_STARTER": str(other.fileno())})
+        atexit.register(self.end)
+
+    def end(self):
+        self.socket.close()
+        self.process.wait()
+
+    def start(self, arguments, cwd, streams):
+        """Returns a pipe that receives the number of the process and its wait status."""
+        environment = [f"{name}={value}" for name, value in os.environ.items()]
+        words = [os.fspath(cwd or os.getcwd()), str(len(arguments)), *arguments, *environment]
+        ended, end = os.pipe()
+        message = b"".join(os.fsencode(word) + b"\0" for word in words)
+        try:
+            socket.send_fds(self.socket, [message], [*streams, end])
+        finally:
+            os.close(end)
+        return open(ended, "rb", buffering=0)
+
+    def run(self, arguments, cwd=None, input=None, timeout=None, text=False, capture_output=False, check=False):
+        with contextlib.ExitStack() as opened:
+            given, *results = [opened.enter_context(open(os.memfd_create("stream"), "w+b")) for _ in range(3)]
+            if input is not None:
+                given.write(input.encode() if text else input)
+                given.seek(0)
+            streams = [0 if input is None else given.fileno(), *(file.fileno() for file in results)]
+            pipe = opened.enter_context(self.start(arguments, cwd, streams if capture_output else [streams[0], 1, 2]))
+            process, = struct.unpack("i", pipe.read(4))
+            late = not select.select([pipe], [], [], timeout)[0]
+            if late:
+                os.kill(process, signal.SIGKILL)
+            status, = struct.unpack("i", pipe.read(4))
+            written = [contents(file, text) for file in results] if capture_output else [None] * 2
+        if late:
+            raise subprocess.TimeoutExpired(arguments, timeout, *written)
+        done = subprocess.CompletedProcess(arguments, os.waitstatus_to_exitcode(status), *written)
+        if check:
+            done.check_returncode()
+        return done
+
+
+def contents(file, text):
+    file.seek(0)
+    return io.TextIOWrapper(file).read() if text else file.read()
+
+
+starter = functools.cache(Starter)
+
+
+def run(arguments, **options):
+    """Returns what subprocess.run() returns. These start anew: other programs; programs with an environment of their own,
+    which constructors read; launchers, whose ranks read their command line; and long command lines, which no message holds."""
+    arguments = list(map(str, arguments))
+    built = LIBRARY.exists() and pathlib.Path(arguments[0]).parent == BINARY.parent
+    launcher = any(word.startswith("--processes") for word in arguments)
+    if not built or launcher or set(options) - OPTIONS or sum(map(len, arguments)) > 50_000:
+        return subprocess.run(arguments, **options)
+    return starter(arguments[0]).run(arguments, **options)
