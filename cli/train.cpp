@@ -27,6 +27,7 @@ struct TrainOptions {
   bool verify = false;
   int64_t processes = 0;
   int64_t restarts = 0;
+  int64_t profile = 0;
 };
 
 void print_summary(const train::RunSummary& summary) {
@@ -36,6 +37,7 @@ void print_summary(const train::RunSummary& summary) {
   std::printf("steps       %lld\n", static_cast<long long>(summary.steps));
   std::printf("tokens      %lld\n", static_cast<long long>(summary.tokens));
   std::printf("checkpoint  %s\n", summary.checkpoint.c_str());
+  if (!summary.profile.empty()) std::printf("\n%s", summary.profile.c_str());
 }
 
 // Trains as one rank of `cluster`.
@@ -62,6 +64,7 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
                  is_main_rank ? ConsoleLog(stderr) : ConsoleLog(), stop_token());
   run.add(std::move(probes));
   run.add(std::move(grids));
+  if (options.profile > 0) run.profile(options.profile);
   begins.reset();  // from here on, a stop saves
   const train::RunSummary summary = run.train();
   if (is_main_rank) print_summary(summary);
@@ -99,6 +102,11 @@ void add_train(CLI::App& app) {
           "this many times")
       ->check(CLI::NonNegativeNumber)
       ->needs(processes);
+  verb->add_option(
+          "--profile", options->profile,
+          "train this many steps on a CPU and end; write where the time of all but the first goes to "
+          "profile.txt and trace.json of the run")
+      ->check(CLI::Range(2, 1000));
   verb->callback([options] { train(*options); });
 }
 

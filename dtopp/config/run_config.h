@@ -122,7 +122,7 @@ struct CheckpointConfig {
 struct LoggingConfig {
   int64_t every = 1;  // steps per line of metrics
   bool tensorboard = true;
-  int64_t trace_step = 0;  // the step to record in trace.json; 0: none
+  int64_t trace_step = 0;  // on a CUDA device, the step to record in trace.json; 0: none
 };
 
 struct RunConfig {

@@ -12,6 +12,7 @@ namespace {
 
 constexpr double kLongEnough = 1e-3;  // seconds per product; a call costs a device about 1e-5
 constexpr int kCalls = 8;
+constexpr int64_t kCopiedNumbers = int64_t{1} << 25;  // more than caches hold
 constexpr double kBudget =
     0.1;  // seconds after which a slow CPU has made its last call: a run waits for this
 
@@ -62,6 +63,20 @@ double measure_matrix_rate(const at::TensorOptions& compute) {
     spent += seconds;
   }
   return product.flops() / best;
+}
+
+double measure_memory_rate() {
+  const at::NoGradGuard no_grad;
+  const at::Tensor from = at::ones({kCopiedNumbers}, at::kFloat), to = from.clone();
+  double best = 0, spent = 0;
+  for (int call = 0; call == 0 || (call < kCalls && spent < kBudget); ++call) {
+    const double begin = steady_seconds();
+    to.copy_(from);
+    const double seconds = steady_seconds() - begin;
+    best = call == 0 ? seconds : std::min(best, seconds);
+    spent += seconds;
+  }
+  return 2 * static_cast<double>(from.nbytes()) / best;
 }
 
 }  // namespace dtopp::device

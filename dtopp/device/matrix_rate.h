@@ -1,4 +1,4 @@
-// Measures the machine's matrix rate, the reference for MFU.
+// Measures the machine's matrix rate, the reference for MFU, and a CPU's memory rate.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
@@ -11,5 +11,9 @@ namespace dtopp::device {
 // needs them to be busy. bf16 on a device without bf16 instructions is measured in fp32, in which that device
 // computes it.
 double measure_matrix_rate(const at::TensorOptions& compute);
+
+// Returns the bytes per second that a CPU reads and writes while it copies 128 MiB, with the current number
+// of threads. It takes at most a quarter of a second.
+double measure_memory_rate();
 
 }  // namespace dtopp::device

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <ATen/record_function.h>
+
 namespace dtopp::models {
 namespace {
 
@@ -27,6 +29,7 @@ at::Tensor num_assignments_by_sample(const std::vector<ops::RouteOutput>& layers
 void add_router_losses(const std::vector<ops::RouteOutput>& layers, const moe::Router* router,
                        const config::LossConfig& weights, BatchLosses& losses) {
   if (layers.empty()) return;
+  RECORD_USER_SCOPE("router");
   const auto num_layers = static_cast<int64_t>(layers.size());
   losses.activations = moe::ActivationStatistics(num_layers);
   losses.activations.add(layers);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <ATen/record_function.h>
+
 #include "dtopp/ops/gemm/linear.h"
 #include "dtopp/ops/gemm/router_linear.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
@@ -28,6 +30,7 @@ void remove_zero_experts(const RouterInput& input, config::Normalization normali
 
 ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
                               const Routing& routing) {
+  RECORD_USER_SCOPE("router");
   if (!weights.router_ED.defined())
     return routing.router->select({layer, {}, {}, routing.training, routing.ids_T});
   // Everything after the logits is fp32, independent of the type of x.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
 #include "dtopp/base/stop_scope.h"
 #include "dtopp/device/available_memory.h"
 #include "dtopp/device/compute_device.h"
@@ -37,10 +38,21 @@ void Run::add(std::unique_ptr<Periodic> evaluation) {
   if (evaluation) evaluations_.push_back(std::move(evaluation));
 }
 
+void Run::profile(int64_t steps) {
+  if (!groups_.device.is_cpu())
+    throw UsageError(
+        "--profile measures a CPU, and a CUDA device computes behind the program; set logging.trace_step to "
+        "record its kernels");
+  profile_steps_ = steps;
+}
+
 RunSummary Run::train() {
+  if (config_.logging.trace_step > 0 && groups_.device.is_cpu())
+    throw UsageError("logging.trace_step records a CUDA device; use --profile on a CPU");
   std::optional<StopScope> begins(stop_);
   const auto own = begin_or_resume(trainer_, config_, log_);
   begins.reset();
+  last_step_ = last_step();
   unsaved_ = !own;
   if (own) saver_.resumed_from(*own);
   RunSummary summary{config_.output, {}, 0, 0, complete()};
@@ -49,7 +61,7 @@ RunSummary Run::train() {
     saver_.allocate_snapshot(plan_.snapshot_bytes, snapshot_room());
   if (!summary.already_complete && cluster_.is_main_rank()) open_outputs(own.has_value());
   if (!summary.already_complete) evaluate(/*resumed=*/true);
-  while (!finished()) {
+  while (!ended()) {
     train_step();
     // All of these need the step's result first, because the step may have to run again.
     if (anything_is_due() || saving_is_due() || finished()) take_results(0);
@@ -57,10 +69,20 @@ RunSummary Run::train() {
     if (saving_is_due() && unsaved_) save();
   }
   if (unsaved_) save_now();
+  if (profile_) summary.profile = save_profile();
   summary.checkpoint = saver_.newest_checkpoint();
   summary.steps = trainer_.state().step;
   summary.tokens = trainer_.state().tokens;
   return summary;
+}
+
+int64_t Run::last_step() const {
+  if (profile_steps_ == 0) return config_.training.steps;
+  const int64_t left = config_.training.steps - trainer_.state().step;
+  if (left < profile_steps_)
+    throw UsageError("--profile " + std::to_string(profile_steps_) + ": the run has " + std::to_string(left) +
+                     " steps left; set training.steps or another output");
+  return trainer_.state().step + profile_steps_;
 }
 
 void Run::open_outputs(bool resumed) {
@@ -78,6 +100,8 @@ void Run::open_outputs(bool resumed) {
   if (!device.is_cpu())
     yardstick.peak_rate = device::data_sheet_rate(device::device_facts(device).name, type == at::kBFloat16);
   meter_.emplace(yardstick, groups_);
+  if (profile_steps_ > 0)
+    profile_.emplace(MachineRates{yardstick.matrix_rate, device::measure_memory_rate()});
   log_.message(device_line(device::describe_device(device), yardstick));
   if (trainer_.data().validation_samples == 0 && config_.validation.every > 0)
     log_.message("no data.validation: training without validation");
@@ -89,11 +113,15 @@ void Run::train_step() {
   if (next_is_traced()) take_results(0);
   const bool traced = next_is_traced();
   std::optional<StepTrace> trace;
-  if (traced && cluster_.is_main_rank()) trace.emplace(groups_.device);
+  if (traced && cluster_.is_main_rank()) trace.emplace();
   cluster_.begin(trainer_.state().step + 1, "step");
   if (meter_) meter_->begin();
+  std::optional<StepProfile::Recording> recording;
+  if (profile_) recording.emplace(*profile_, trainer_.state().step + 1);
   try {
-    if (!trainer_.step(stop_)) stop_here();
+    const bool stopped = !trainer_.step(stop_);
+    recording.reset();
+    if (stopped) stop_here();
   } catch (const c10::OutOfMemoryError&) {
     out_of_memory();
   }
@@ -109,6 +137,16 @@ void Run::save_trace(StepTrace& trace) {
   trace.save(path);
   log_.message("step " + std::to_string(config_.logging.trace_step) + " is recorded in " + path.string() +
                "; open it at https://ui.perfetto.dev");
+}
+
+std::string Run::save_profile() const {
+  const std::filesystem::path folder = config_.output;
+  std::string table = profile_->table();
+  write_file_atomically(folder / "profile.txt", table);
+  profile_->save_trace(folder / "trace.json");
+  log_.message("the parts of a step are in " + (folder / "profile.txt").string() + ", its operators in " +
+               (folder / "trace.json").string() + "; open that at https://ui.perfetto.dev");
+  return table;
 }
 
 void Run::take_results(size_t in_flight) {
@@ -206,7 +244,7 @@ uint64_t Run::snapshot_room() const {
 }
 
 void Run::save() {
-  if (finished()) return save_now();
+  if (ended()) return save_now();
   cluster_.begin(trainer_.state().step, "save");
   saver_.start(stop_);
   unsaved_ = false;

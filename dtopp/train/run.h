@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "dtopp/base/console_log.h"
@@ -17,6 +18,7 @@
 #include "dtopp/train/periodic.h"
 #include "dtopp/train/run_saving.h"
 #include "dtopp/train/step_meter.h"
+#include "dtopp/train/step_profile.h"
 #include "dtopp/train/step_trace.h"
 
 namespace dtopp::train {
@@ -27,6 +29,7 @@ struct RunSummary {
   int64_t steps = 0;                 // of the whole run, as `tokens`
   int64_t tokens = 0;
   bool already_complete = false;  // before train()
+  std::string profile{};          // the table of profile(), on rank 0
 };
 
 // Each rank has one Run. Only rank 0 writes to the directory and has a `log` that prints.
@@ -41,13 +44,18 @@ class Run {
   // Adds an evaluation; null: none. Call it before train(), with the same evaluations on all ranks.
   void add(std::unique_ptr<Periodic> evaluation);
 
+  // Ends the run after that many steps and writes profile.txt and trace.json (step_profile.h), on rank 0.
+  // Call it before train(), with the same number on all ranks. UsageError if the device is not a CPU.
+  void profile(int64_t steps);
+
   // Trains to config.training.steps, resuming from the newest valid checkpoint in config.output. After a
   // request to stop, saves the state and throws Stopped. Call it once.
   //
   // Returns:       the summary, on every rank
   // Throws:        NumericalError after more than training.max_skips non-finite steps in a row; ResourceError
   //                with a smaller micro-batch size if device memory is too small; DataError if a file cannot
-  //                be read or written; errors of begin_or_resume
+  //                be read or written; UsageError if fewer steps are left than profile() asks for; errors of
+  //                begin_or_resume
   // Collective:    every rank
   RunSummary train();
 
@@ -57,6 +65,10 @@ class Run {
   void train_step();
   bool next_is_traced() const { return trainer_.state().step + 1 == config_.logging.trace_step; }
   void save_trace(StepTrace& trace);
+  // The step after which train() returns. UsageError if fewer steps are left than profile() asks for.
+  int64_t last_step() const;
+  // Writes the profile's files and returns its table.
+  std::string save_profile() const;
   // Processes results until at most `in_flight` issued steps are left.
   void take_results(size_t in_flight);
   void record(const StepResult& result);
@@ -79,6 +91,8 @@ class Run {
   void save_now();
   [[noreturn]] void stop_here();
   bool finished() const { return trainer_.state().step >= config_.training.steps; }
+  // Whether train() has no step left: finished(), or all of profile()'s steps are done.
+  bool ended() const { return trainer_.state().step >= last_step_; }
   bool complete() const { return finished() && !validation_is_due(); }
 
   const config::RunConfig& config_;
@@ -93,6 +107,9 @@ class Run {
   std::vector<std::unique_ptr<Periodic>> evaluations_;
   std::optional<runs::MetricsWriter> metrics_;  // on rank 0 only, like meter_
   std::optional<StepMeter> meter_;
+  int64_t last_step_ = 0;
+  int64_t profile_steps_ = 0;           // 0: no profile
+  std::optional<StepProfile> profile_;  // on rank 0 only
   RunSaver saver_;
   moe::BudgetWatch budget_;
   bool stop_requested_ = false;  // on any rank

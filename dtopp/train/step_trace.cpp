@@ -1,6 +1,5 @@
 #include "dtopp/train/step_trace.h"
 
-#include <cstdlib>
 #include <set>
 
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -15,12 +14,9 @@ using torch::profiler::impl::ActivityType;
 
 }  // namespace
 
-StepTrace::StepTrace(const at::Device& device) {
-  // Without a device the profiler would print an error.
-  ::setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);
+StepTrace::StepTrace() {
   const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
-  std::set<ActivityType> activities = {ActivityType::CPU};
-  if (device.is_cuda()) activities.insert(ActivityType::CUDA);
+  const std::set<ActivityType> activities = {ActivityType::CPU, ActivityType::CUDA};
   profiler::prepareProfiler(config, activities);
   profiler::enableProfiler(
       config, activities,

@@ -1,4 +1,4 @@
-// Records the operators of one step, and the kernels of a CUDA device, with PyTorch's profiler.
+// Records the operators and kernels of one step on a CUDA device, with PyTorch's profiler.
 #pragma once
 
 #include <filesystem>
@@ -10,7 +10,7 @@ namespace dtopp::train {
 // Recording begins with the object and slows the step down. Only one object may exist at a time.
 class StepTrace {
  public:
-  explicit StepTrace(const at::Device& device);
+  StepTrace();
   ~StepTrace();
   StepTrace(const StepTrace&) = delete;
   StepTrace& operator=(const StepTrace&) = delete;

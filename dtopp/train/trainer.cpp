@@ -4,6 +4,8 @@
 #include <sstream>
 #include <utility>
 
+#include <ATen/record_function.h>
+
 #include "dtopp/base/steady_seconds.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/moe/router_state.h"
@@ -114,7 +116,10 @@ bool Trainer::step(const StopToken& stop) {
   result.lr = optim::learning_rate(config_.optimizer, state_.step, config_.training.steps);
   result.data_seconds = sums.data_seconds;
   result.may_select_none = config::may_select_none(config_.routing.method);
-  const at::Tensor squared_norms = store_.squared_norms();
+  const at::Tensor squared_norms = [&] {
+    RECORD_USER_SCOPE(std::string(kGradientNormScope));
+    return store_.squared_norms();
+  }();
   StepShape shape = step_shape(squared_norms.numel());
   StepNumbers numbers =
       StepNumbers::reduce(shape.schema(), sums.fields(shape, squared_norms, overflows(sums)),
@@ -128,7 +133,10 @@ bool Trainer::step(const StopToken& stop) {
 
 void Trainer::apply(StepNumbers& numbers, double lr) {
   const StepDecision decision = decide(numbers, config_.optimizer);
-  store_.step(lr, decision.divisor, decision.applied);
+  {
+    RECORD_USER_SCOPE(std::string(kUpdateScope));
+    store_.step(lr, decision.divisor, decision.applied);
+  }
   numbers.add("applied", decision.applied);
   const at::Tensor statistics = numbers.take("statistics");
   if (!router_) return;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dtopp/base/stop_token.h"
@@ -24,6 +25,11 @@
 namespace dtopp::train {
 
 class InitialParameters;
+
+// Scopes of a step besides its micro-batches.
+inline constexpr std::string_view kGradientSumsScope = "gradient sums";
+inline constexpr std::string_view kGradientNormScope = "gradient norm";
+inline constexpr std::string_view kUpdateScope = "update";
 
 // The thresholds before the first step, one or one per layer, and the mean number of experts of the tokens
 // that they were solved on.

@@ -34,8 +34,10 @@ StepSums Trainer::accumulate_gradients(const moe::Routing& inputs, const StopTok
     } else {
       forward_empty();
     }
+    RECORD_USER_SCOPE(std::string(kGradientSumsScope));
     store_.end_micro_batch();
   }
+  RECORD_USER_SCOPE(std::string(kGradientSumsScope));
   store_.finish_gradients();
   return sums;
 }

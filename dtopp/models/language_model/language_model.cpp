@@ -41,7 +41,10 @@ HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_
   moe::Routing routing = inputs;
   routing.ids_T = tokens_T;
   HiddenStates states;
-  at::Tensor x_TD = at::embedding(model.embed_VD(), tokens_T);
+  at::Tensor x_TD = [&] {
+    RECORD_USER_SCOPE("embedding");
+    return at::embedding(model.embed_VD(), tokens_T);
+  }();
   for (size_t layer = 0; layer < static_cast<size_t>(config.num_layers); ++layer) {
     RECORD_USER_SCOPE("layer " + std::to_string(layer));
     const LanguageModelBlock block = model.block(static_cast<int64_t>(layer));

@@ -7,10 +7,16 @@
 // dW = dy^T x: each thread owns some rows of dW and accumulates them over blocks of tokens.
 #include "dtopp/ops/gemm/linear_cpu.h"
 
+#include <array>
+
+#include <ATen/record_function.h>
+
 #include "dtopp/ops/gemm/cpu_kernel.h"
 
 namespace dtopp::ops {
 namespace {
+
+using Operands = std::array<c10::IValue, 2>;  // of a recorded product
 
 constexpr int64_t kRightNumbers = int64_t{1} << 18;  // 1 MiB of floats: half of a second-level cache
 constexpr int64_t kFewRows = 32;                     // decoding runs such small batches
@@ -129,6 +135,7 @@ void multiply_columns(const Scalar* left_KM, const Scalar* right_KN, int64_t M, 
 }  // namespace
 
 at::Tensor multiply_transposed_cpu(const at::Tensor& x_TD, const at::Tensor& weight_ND) {
+  RECORD_FUNCTION("dtopp::multiply_transposed", (Operands{x_TD, weight_ND}));
   const int64_t T = x_TD.size(0), D = x_TD.size(1), N = weight_ND.size(0);
   at::Tensor y_TN = at::empty({T, N}, x_TD.options());
   dispatch(x_TD, [&](auto scalar, auto tiles) {
@@ -149,6 +156,7 @@ at::Tensor multiply_transposed_cpu(const at::Tensor& x_TD, const at::Tensor& wei
 }
 
 at::Tensor multiply_cpu(const at::Tensor& grad_y_TN, const at::Tensor& weight_ND) {
+  RECORD_FUNCTION("dtopp::multiply", (Operands{grad_y_TN, weight_ND}));
   const int64_t T = grad_y_TN.size(0), N = grad_y_TN.size(1), D = weight_ND.size(1);
   at::Tensor grad_x_TD = at::empty({T, D}, grad_y_TN.options());
   dispatch(grad_y_TN, [&](auto scalar, auto tiles) {
@@ -166,6 +174,7 @@ at::Tensor multiply_cpu(const at::Tensor& grad_y_TN, const at::Tensor& weight_ND
 }
 
 at::Tensor multiply_left_transposed_cpu(const at::Tensor& grad_y_TN, const at::Tensor& x_TD) {
+  RECORD_FUNCTION("dtopp::multiply_left_transposed", (Operands{grad_y_TN, x_TD}));
   const int64_t T = grad_y_TN.size(0), N = grad_y_TN.size(1), D = x_TD.size(1);
   at::Tensor grad_weight_ND = at::empty({N, D}, x_TD.options());
   dispatch(x_TD, [&](auto scalar, auto tiles) {
