@@ -4,6 +4,24 @@
 namespace dtopp::optim {
 namespace {
 
+// A range of this many numbers or a multiple has no tail in at::_fused_adamw_, whose threads take whole cache
+// lines. Each number then has the same bits in any longer range.
+constexpr int64_t kWithoutTail = 64;
+
+// Joins ranges that follow each other if that changes no bit: each tensor costs the host as long as the
+// update of thousands of numbers.
+std::vector<distributed::ElementRange> join(const std::vector<distributed::ElementRange>& ranges) {
+  std::vector<distributed::ElementRange> joined;
+  for (const distributed::ElementRange& range : ranges) {
+    if (!joined.empty() && joined.back().end == range.begin && joined.back().size() % kWithoutTail == 0) {
+      joined.back().end = range.end;
+    } else {
+      joined.push_back(range);
+    }
+  }
+  return joined;
+}
+
 class AdamW final : public Optimizer {
  public:
   explicit AdamW(const config::OptimizerConfig& config) : config_(config) {}
@@ -18,7 +36,7 @@ class AdamW final : public Optimizer {
       std::vector<at::Tensor> parameters, gradients, exp_avg, exp_avg_sq;
       for (const ParameterShard& shard : shards) {
         if (shard.spec->weight_decay() != decay) continue;
-        for (const distributed::ElementRange& range : shard.updates) {
+        for (const distributed::ElementRange& range : join(shard.updates)) {
           const auto part = [&](const at::Tensor& x) { return x.narrow(0, range.begin, range.size()); };
           parameters.push_back(part(shard.main_param));
           gradients.push_back(part(shard.gradient));
