@@ -98,7 +98,7 @@ def check_equality(case, folder):
 
 # ---- both sides ---------------------------------------------------------------------------------------------
 
-def start_dtopp(case, method, precision, threads, folder):
+def start_dtopp(case, method, precision, threads, folder, options=()):
     folder.mkdir(parents=True)
     torch.manual_seed(2)
     images = Images(case)
@@ -109,7 +109,7 @@ def start_dtopp(case, method, precision, threads, folder):
                    check=True, capture_output=True)
     config = configuration(case, method, precision, threads)
     config["data"] = {"train": [str(folder / "train")]}
-    return start_run(config, folder)
+    return start_run(config, folder, options)
 
 
 def start_torch(case, args, precision, folder):

@@ -109,9 +109,9 @@ def without_pauses(config, folder):
     return path
 
 
-def start_run(config, folder):
-    """Trains `config` in `folder` without validation and checkpoints."""
-    return Side([BINARY, "train", without_pauses(config, folder)], folder / "dtopp.log", folder / "run/metrics.jsonl")
+def start_run(config, folder, options=()):
+    """Trains `config` in `folder` with these options of `dtopp train`, without validation and checkpoints."""
+    return Side([BINARY, "train", without_pauses(config, folder), *options], folder / "dtopp.log", folder / "run/metrics.jsonl")
 
 
 def language_run(case, method, precision, threads, folder, equal=0.0, device="cpu"):
@@ -137,6 +137,6 @@ def language_run(case, method, precision, threads, folder, equal=0.0, device="cp
     }
 
 
-def start_dtopp(case, method, precision, threads, folder, equal=0.0, device="cpu"):
+def start_dtopp(case, method, precision, threads, folder, equal=0.0, device="cpu", options=()):
     """Trains the model of language_run()."""
-    return start_run(language_run(case, method, precision, threads, folder, equal, device), folder)
+    return start_run(language_run(case, method, precision, threads, folder, equal, device), folder, options)
