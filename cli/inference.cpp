@@ -36,6 +36,14 @@ void add_inference_options(CLI::App& verb, InferenceOptions& options) {
                   "validation data)");
 }
 
+void add_precision_option(CLI::App& verb, InferenceOptions& options) {
+  verb.add_option("--precision", options.precision,
+                  "number format of the weights and products: fp32, bf16 (half the memory), or auto: bf16 if "
+                  "the device multiplies it")
+      ->transform(choice<config::Precision>())
+      ->default_str("fp32");
+}
+
 checkpoint::Checkpoint open_named_checkpoint(const InferenceOptions& options, config::ModelType type) {
   checkpoint::Checkpoint checkpoint = runs::open_checkpoint(options.checkpoint, ConsoleLog(stderr));
   require_type(checkpoint, type);
@@ -60,7 +68,8 @@ at::Device set_up_device(const InferenceOptions& options) {
 
 inference::InferenceModel load_model(const InferenceOptions& options,
                                      const checkpoint::Checkpoint& checkpoint) {
-  return inference::load_inference_model(checkpoint, set_up_device(options));
+  const at::Device device = set_up_device(options);
+  return inference::load_inference_model(checkpoint, device, device::compute_type(options.precision, device));
 }
 
 at::Tensor target_windows(const InferenceOptions& options, const checkpoint::Checkpoint& checkpoint,

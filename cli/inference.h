@@ -18,6 +18,7 @@ struct InferenceOptions {
   std::string target_text;    // text on which thresholds are solved
   config::Device device = config::Device::kAuto;
   int64_t threads = 0;
+  config::Precision precision = config::Precision::kFp32;
 };
 
 // Adds the checkpoint, --device and --threads, which all model types share.
@@ -25,6 +26,9 @@ void add_checkpoint_options(CLI::App& verb, InferenceOptions& options);
 
 // Adds all of these options, for language models.
 void add_inference_options(CLI::App& verb, InferenceOptions& options);
+
+// Adds --precision, for commands that generate text.
+void add_precision_option(CLI::App& verb, InferenceOptions& options);
 
 // Opens the checkpoint and prints warnings to standard error. Throws UsageError if its model has another
 // type.
@@ -36,7 +40,7 @@ void require_type(const checkpoint::Checkpoint& checkpoint, config::ModelType ty
 // Selects the device of --device and sets the number of threads of --threads.
 at::Device set_up_device(const InferenceOptions& options);
 
-// Loads the model on the device of --device, with the checkpoint's thresholds.
+// Loads the model on the device of --device in --precision, with the checkpoint's thresholds.
 inference::InferenceModel load_model(const InferenceOptions& options,
                                      const checkpoint::Checkpoint& checkpoint);
 

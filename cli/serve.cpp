@@ -96,9 +96,11 @@ std::vector<std::shared_ptr<moe::Router>> budget_routers(const ServeOptions& opt
   return inference::make_budget_routers(model, *budgets);
 }
 
-int64_t cache_tokens(const ServeOptions& options, const config::ModelConfig& config) {
+int64_t cache_tokens(const ServeOptions& options, const inference::InferenceModel& model) {
   if (options.kv_tokens > 0) return options.kv_tokens;
-  const int64_t bytes = config.num_layers * 2 * config.num_kv_heads() * config.head_size() * 4;  // fp32
+  const config::ModelConfig& config = model.config.model;
+  const int64_t bytes = config.num_layers * 2 * config.num_kv_heads() * config.head_size() *
+                        static_cast<int64_t>(model.model.embed_VD().element_size());
   return std::max(kCacheBytes / bytes, config.sequence_length + models::kCacheBlock);
 }
 
@@ -151,7 +153,7 @@ void serve_model(const ServeOptions& options) {
                       "--port");
   // The scheduler's requests use what is declared before it.
   serve::Metrics metrics;
-  inference::Scheduler scheduler(model, {options.batch, options.queue, cache_tokens(options, config)});
+  inference::Scheduler scheduler(model, {options.batch, options.queue, cache_tokens(options, model)});
   serve::Service service(served, tokenizer, scheduler, metrics, token, stop_token());
   const bool is_v6 = options.host.find(':') != std::string::npos;
   std::printf("http://%s:%d/\n", (is_v6 ? "[" + options.host + "]" : options.host).c_str(), server.port());
@@ -166,6 +168,7 @@ void add_serve(CLI::App& app) {
   CLI::App* verb =
       app.add_subcommand("serve", "Complete texts over HTTP, with the interface of OpenAI's completions");
   add_checkpoint_options(*verb, options->inference);
+  add_precision_option(*verb, options->inference);
   verb->add_option("--tokenizer", options->inference.tokenizer,
                    "tokenizer.json file, for a checkpoint without one");
   verb->add_option("--calibration", options->calibration,

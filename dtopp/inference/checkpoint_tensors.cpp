@@ -12,14 +12,14 @@ namespace dtopp::inference {
 
 models::ParameterLookup load_parameters(const checkpoint::Checkpoint& checkpoint, ParameterKind kind,
                                         const std::vector<parameters::ParameterSpec>& specs,
-                                        const at::Device& device) {
+                                        const at::Device& device, at::ScalarType type) {
   auto tensors = std::make_shared<std::unordered_map<std::string, at::Tensor>>();
   for (const parameters::ParameterSpec& spec : specs) {
     const at::Tensor tensor = at::empty(spec.shape, at::device(device).dtype(at::kFloat));
     ops::copy_from_bytes(kind == ParameterKind::kRaw ? checkpoint.parameter(spec.name, spec.shape)
                                                      : checkpoint.ema(spec.name, spec.shape),
                          tensor);
-    tensors->emplace(spec.name, tensor);
+    tensors->emplace(spec.name, spec.compute_precision() ? tensor.to(type) : tensor);
   }
   return [tensors](const std::string& name) { return tensors->at(name); };
 }

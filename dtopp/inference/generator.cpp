@@ -7,7 +7,6 @@
 #include "dtopp/base/random.h"
 #include "dtopp/moe/routers/row_ranges.h"
 #include "dtopp/ops/core/host_copy.h"
-#include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 #include "dtopp/ops/gemm/linear.h"
 
 namespace dtopp::inference {
@@ -33,13 +32,18 @@ at::Tensor active_experts(const models::HiddenStates& states) {
   return (sum / static_cast<double>(std::max<size_t>(states.routing.size(), 1))).cpu();
 }
 
+// f32 [N, V]; greedy generation takes the lowest id of the highest ones.
+at::Tensor logits_of(const at::Tensor& x_ND, const at::Tensor& head_VD) {
+  return ops::linear_by_row(x_ND, at::TensorList(head_VD), at::kFloat)[0];
+}
+
 // Scores the tokens `ids` that follow the rows of x.
 std::vector<TokenScore> scores_of(const at::Tensor& x_ND, const at::Tensor& head_VD,
                                   std::span<const int32_t> ids, int64_t likeliest) {
   std::vector<TokenScore> scores;
   for (int64_t first = 0; first < x_ND.size(0); first += kScoredAtOnce) {
     const at::Tensor rows_ND = x_ND.slice(0, first, first + kScoredAtOnce);
-    const at::Tensor log_probs_NV = at::log_softmax(ops::linear(rows_ND, head_VD).to(at::kFloat), -1).cpu();
+    const at::Tensor log_probs_NV = at::log_softmax(logits_of(rows_ND, head_VD), -1).cpu();
     const auto [value_NK, id_NK] = log_probs_NV.topk(std::min(likeliest, log_probs_NV.size(1)));
     for (int64_t n = 0; n < log_probs_NV.size(0); ++n) {
       TokenScore& score = scores.emplace_back();
@@ -206,13 +210,12 @@ std::vector<int32_t> Generation::choose(const at::Tensor& x_ND, std::span<Sequen
     return x_ND.index_select(0, ops::to_device(at::tensor(chosen, at::kLong), x_ND.device()));
   };
   if (!greedy.empty()) {
-    const at::Tensor x = rows(greedy), targets = at::zeros({x.size(0)}, x.options().dtype(at::kLong));
-    const at::Tensor likeliest = std::get<1>(ops::token_log_probs(x, head_VD, targets)).cpu();
+    const at::Tensor likeliest = logits_of(rows(greedy), head_VD).argmax(-1).cpu();
     for (size_t i = 0; i < greedy.size(); ++i)
       ids[greedy[i]] = static_cast<int32_t>(likeliest.const_data_ptr<int64_t>()[i]);
   }
   if (!sampled.empty()) {
-    const at::Tensor logits = ops::linear(rows(sampled), head_VD).to(at::kFloat).cpu();
+    const at::Tensor logits = logits_of(rows(sampled), head_VD).cpu();
     at::parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const Sequence& sequence = *sequences[sampled[i]];

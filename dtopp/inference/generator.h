@@ -2,7 +2,7 @@
 // join and leave at any step (continuous batching).
 //
 // On a CPU, the tokens of a sequence do not depend on the other sequences: every product and sum of a token
-// has the same order in any batch.
+// has the same order in any batch. In bf16 on a CPU with AMX, the last bits depend on the batch.
 #pragma once
 
 #include <cstdint>

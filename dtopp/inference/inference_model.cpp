@@ -19,7 +19,8 @@ int64_t end_of_text_of(const checkpoint::Checkpoint& checkpoint, const config::R
 
 }  // namespace
 
-InferenceModel load_inference_model(const checkpoint::Checkpoint& checkpoint, const at::Device& device) {
+InferenceModel load_inference_model(const checkpoint::Checkpoint& checkpoint, const at::Device& device,
+                                    at::ScalarType type) {
   InferenceModel loaded;
   loaded.config = checkpoint.config();
   const config::ModelConfig& model = loaded.config.model;
@@ -29,10 +30,10 @@ InferenceModel load_inference_model(const checkpoint::Checkpoint& checkpoint, co
         checkpoint.path().string() +
         ": was trained with routing.top_k_by_source, and this text has no source; such a model can only "
         "be trained and validated");
-  loaded.model =
-      models::bind_language_model(model, routing,
-                                  load_parameters(checkpoint, ParameterKind::kRaw,
-                                                  models::language_model_parameters(model, routing), device));
+  loaded.model = models::bind_language_model(
+      model, routing,
+      load_parameters(checkpoint, ParameterKind::kRaw, models::language_model_parameters(model, routing),
+                      device, type));
   if (!model.attend_across_documents) loaded.model.end_of_text = end_of_text_of(checkpoint, loaded.config);
   loaded.routing = load_routing(checkpoint, loaded.config, device);
   return loaded;

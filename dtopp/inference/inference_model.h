@@ -1,4 +1,4 @@
-// Loads a language model for evaluation and generation: fp32 parameters and the router.
+// Loads a language model for evaluation and generation: its parameters and the router.
 #pragma once
 
 #include <filesystem>
@@ -19,10 +19,11 @@ struct InferenceModel {
   at::Device device() const { return model.embed_VD().device(); }
 };
 
-// Loads the checkpoint of a language model. Throws CheckpointError if a tensor is missing or has another
-// shape, or if tokens attend only within their document and the id that ends one is unknown.
+// Loads the checkpoint of a language model, to compute in `type`, fp32 or bf16. Throws CheckpointError if a
+// tensor is missing or has another shape, or if tokens attend only within their document and the id that ends
+// one is unknown.
 InferenceModel load_inference_model(const checkpoint::Checkpoint& checkpoint,
-                                    const at::Device& device = at::kCPU);
+                                    const at::Device& device = at::kCPU, at::ScalarType type = at::kFloat);
 
 // Loads the checkpoint's tokenizer, or `other` (--tokenizer; may be empty) if the checkpoint has none.
 //

@@ -7,6 +7,7 @@
 #include "dtopp/ops/gemm/linear.h"
 #include "dtopp/ops/gemm/router_linear.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
+#include "dtopp/ops/moe_ffn/moe_ffn_by_row.h"
 #include "dtopp/ops/route/route_selected.h"
 
 namespace dtopp::moe {
@@ -34,8 +35,9 @@ ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& 
   if (!weights.router_ED.defined())
     return routing.router->select({layer, {}, {}, routing.training, routing.ids_T});
   // Everything after the logits is fp32, independent of the type of x.
-  const at::Tensor logits_TE = routing.token_by_token ? ops::linear(x_TD, weights.router_ED)
-                                                      : ops::router_linear(x_TD, weights.router_ED);
+  const at::Tensor logits_TE = routing.token_by_token
+                                   ? ops::linear(x_TD.to(weights.router_ED.scalar_type()), weights.router_ED)
+                                   : ops::router_linear(x_TD, weights.router_ED);
   const at::Tensor scale =
       weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());
   const RouterInput input = {layer, logits_TE, scale, routing.training, routing.ids_T};
@@ -57,10 +59,14 @@ ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights&
   output.routing = route_tokens(x_TD, weights, layer, routing);
   const at::Tensor& gates_TE = output.routing.gates_TE;
   const bool recompute = routing.recompute != config::Recompute::kNone;
-  output.y_TD = routing.experts ? routing.experts->forward(layer, x_TD, gates_TE, weights.gate_up_EGD,
-                                                           weights.down_EDF, recompute)
-                                : ops::moe_ffn(x_TD, gates_TE, weights.gate_up_EGD, weights.down_EDF,
-                                               /*capacity=*/0, recompute);
+  if (routing.experts)
+    output.y_TD =
+        routing.experts->forward(layer, x_TD, gates_TE, weights.gate_up_EGD, weights.down_EDF, recompute);
+  else if (routing.token_by_token)
+    output.y_TD = ops::moe_ffn_by_row(x_TD, gates_TE, weights.gate_up_EGD, weights.down_EDF);
+  else
+    output.y_TD =
+        ops::moe_ffn(x_TD, gates_TE, weights.gate_up_EGD, weights.down_EDF, /*capacity=*/0, recompute);
   if (weights.copies_input)
     output.y_TD = output.y_TD + (x_TD * output.routing.zero_gate_T1).to(x_TD.scalar_type());
   return output;

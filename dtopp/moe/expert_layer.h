@@ -38,7 +38,8 @@ struct Routing {
   // int64 [T]: how many of its likeliest experts each token uses, instead of the router's selection;
   // undefined: the router selects.
   at::Tensor counts_T = {};
-  // On a CPU in fp32, a token has the same bits whatever the other tokens are. Without gradients.
+  // On a CPU (in bf16: without AMX), a token has the same bits whatever the other tokens are. Without
+  // gradients.
   bool token_by_token = false;
 };
 

@@ -43,9 +43,13 @@ inline TinyParameters tiny_parameters(const config::RunConfig& config) {
   return parameters;
 }
 
-// Without a router.
-inline inference::InferenceModel tiny_model(const config::RunConfig& config) {
-  const TinyParameters parameters = tiny_parameters(config);
+// Without a router. Computes in `type`.
+inline inference::InferenceModel tiny_model(const config::RunConfig& config,
+                                            at::ScalarType type = at::kFloat) {
+  TinyParameters parameters = tiny_parameters(config);
+  for (const parameters::ParameterSpec& spec :
+       models::language_model_parameters(config.model, config.routing))
+    if (spec.compute_precision()) parameters.at(spec.name) = parameters.at(spec.name).to(type);
   inference::InferenceModel loaded{config, {}, {}};
   loaded.model = models::bind_language_model(config.model, config.routing,
                                              [&](const std::string& name) { return parameters.at(name); });

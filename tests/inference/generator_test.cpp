@@ -8,6 +8,7 @@
 
 #include "dtopp/inference/expert_budget.h"
 #include "dtopp/moe/routers/make_router.h"
+#include "dtopp/ops/gemm/linear.h"
 #include "tests/eval/tiny_model.h"
 
 namespace dtopp::inference {
@@ -117,12 +118,12 @@ void expect_no_influence(const InferenceModel& model) {
   }
 }
 
-InferenceModel routed(config::RunConfig config) {
+InferenceModel routed(config::RunConfig config, at::ScalarType type = at::kFloat) {
   config.model.hidden_size = 96;
   config.model.num_heads = 4;
   config.model.ffn_hidden_size = 40;
   config.model.vocab_size = 300;
-  InferenceModel model = eval::tiny_model(config);
+  InferenceModel model = eval::tiny_model(config, type);
   if (!config.model.is_dense()) model.routing.router = moe::make_router(config, at::kCPU);
   if (!config.model.attend_across_documents) model.model.end_of_text = 5;
   return model;
@@ -132,20 +133,51 @@ TEST(Generation, a_sequence_does_not_depend_on_the_others) {
   expect_no_influence(routed(eval::tiny_config()));
 }
 
-TEST(Generation, a_sequence_does_not_depend_on_the_others_in_other_models) {
+void expect_no_influence_in_other_models(at::ScalarType type) {
   config::RunConfig config = eval::tiny_config(config::ThresholdScope::kLayer);
   config.model.norm = config::NormType::kRms;
   config.model.shared_experts = 2;
   config.model.shared_gate = true;
   config.model.qk_norm = config::QkNorm::kHead;
   config.model.qkv_bias = true;
-  expect_no_influence(routed(config));
+  expect_no_influence(routed(config, type));
   config.model.attend_across_documents = false;
   config.model.attention_window = 16;
-  expect_no_influence(routed(config));
+  expect_no_influence(routed(config, type));
   config.model.num_experts = 1;
   config.model.shared_experts = 0;
-  expect_no_influence(routed(config));
+  expect_no_influence(routed(config, type));
+}
+
+TEST(Generation, a_sequence_does_not_depend_on_the_others_in_bf16) {
+  if (ops::has_amx()) GTEST_SKIP() << "with AMX the last bits depend on the batch";
+  expect_no_influence(routed(eval::tiny_config(), at::kBFloat16));
+}
+
+TEST(Generation, a_sequence_does_not_depend_on_the_others_in_other_models) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    if (type == at::kBFloat16 && ops::has_amx()) continue;
+    SCOPED_TRACE(type);
+    expect_no_influence_in_other_models(type);
+  }
+}
+
+// A trained model's logits are of the size 1 to 10. bf16 rounds each of the residual stream's sums to 2^-9.
+TEST(Generation, has_in_bf16_the_scores_of_fp32_but_for_rounding) {
+  const config::RunConfig config = eval::tiny_config();
+  const auto scores = [&](at::ScalarType type) {
+    const InferenceModel model = routed(config, type);
+    Generation generation(model);
+    SequenceInput input{
+        .ids = {7, 90, 13, 250, 17, 3}, .max_tokens = 1, .likeliest = 0, .scores_prompt = true};
+    generation.add(std::move(input));
+    std::vector<double> log_probs;
+    for (const TokenScore& score : generation.step()[0].scores) log_probs.push_back(score.log_prob);
+    return at::tensor(log_probs).slice(0, 0, 5);
+  };
+  const at::Tensor exact = scores(at::kFloat), rounded = scores(at::kBFloat16);
+  EXPECT_FALSE(at::equal(exact, rounded));
+  EXPECT_LT((exact - rounded).abs().max().item<double>(), 0.3) << exact << rounded;
 }
 
 TEST(Generation, continues_prompts_and_refuses_an_empty_one) {

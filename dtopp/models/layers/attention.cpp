@@ -21,9 +21,12 @@ at::Tensor rotate(const at::Tensor& x_THK, const RotaryTable& rotary) {
       .to(x_THK.scalar_type());
 }
 
-at::Tensor linear(const at::Tensor& x_TD, const at::Tensor& weight, const at::Tensor& bias) {
-  const at::Tensor y = ops::linear(x_TD, weight);
-  return bias.defined() ? y + bias : y;
+// x W^T of each weight. by_row: as in generation, without gradients (linear_by_row).
+std::vector<at::Tensor> products(const at::Tensor& x_TD, at::TensorList weights, bool by_row) {
+  if (by_row) return ops::linear_by_row(x_TD, weights, x_TD.scalar_type());
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& weight : weights) all.push_back(ops::linear(x_TD, weight));
+  return all;
 }
 
 // Normalizes queries or keys, over all heads together or over each, and rotates each head.
@@ -40,11 +43,16 @@ at::Tensor normalize_and_rotate(const at::Tensor& x_TD, const at::Tensor& gain_N
 }
 
 QueryKeyValue project(const at::Tensor& x_TD, const AttentionWeights& weights,
-                      const config::ModelConfig& model, const RotaryTable& rotary) {
+                      const config::ModelConfig& model, const RotaryTable& rotary, bool by_row) {
   const int64_t H = model.num_heads, G = model.num_kv_heads(), K = model.head_size();
-  return {normalize_and_rotate(linear(x_TD, weights.q, weights.q_bias), weights.q_norm, model, H, rotary),
-          normalize_and_rotate(linear(x_TD, weights.k, weights.k_bias), weights.k_norm, model, G, rotary),
-          linear(x_TD, weights.v, weights.v_bias).view({x_TD.size(0), G, K})};
+  std::vector<at::Tensor> qkv = products(x_TD, {weights.q, weights.k, weights.v}, by_row);
+  if (weights.q_bias.defined()) {
+    qkv[0] = qkv[0] + weights.q_bias;
+    qkv[1] = qkv[1] + weights.k_bias;
+    qkv[2] = qkv[2] + weights.v_bias;
+  }
+  return {normalize_and_rotate(qkv[0], weights.q_norm, model, H, rotary),
+          normalize_and_rotate(qkv[1], weights.k_norm, model, G, rotary), qkv[2].view({x_TD.size(0), G, K})};
 }
 
 // Computes [T, H, K] for each type of mask.
@@ -136,9 +144,10 @@ at::Tensor attention(const at::Tensor& x_TD, const AttentionWeights& weights,
                      const config::ModelConfig& model, const RotaryTable& rotary, const AttentionMask& mask,
                      size_t layer) {
   RECORD_USER_SCOPE("layer " + std::to_string(layer) + " attention");
-  const QueryKeyValue qkv = project(x_TD, weights, model, rotary);
+  const bool by_row = std::holds_alternative<SegmentMask*>(mask);
+  const QueryKeyValue qkv = project(x_TD, weights, model, rotary, by_row);
   const at::Tensor mixed_THK = std::visit(MaskedAttention{qkv, layer}, mask);
-  return ops::linear(mixed_THK.reshape({x_TD.size(0), weights.o.size(1)}), weights.o);
+  return products(mixed_THK.reshape({x_TD.size(0), weights.o.size(1)}), {weights.o}, by_row)[0];
 }
 
 }  // namespace dtopp::models

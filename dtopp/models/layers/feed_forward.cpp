@@ -42,9 +42,12 @@ at::Tensor dense_ffn(const at::Tensor& x_TD, const FeedForwardWeights& weights, 
     const at::Tensor& gate_1D = weights.shared_gate_1D;
     // The alias adds the gradients of both products before those of other layers, as a recomputed part does.
     const at::Tensor x = gate_1D.defined() ? at::alias(in[0]) : in[0];
+    const auto linear = [=](const at::Tensor& rows, const at::Tensor& weight) {
+      return token_by_token ? ops::linear_by_row(rows, weight) : ops::linear(rows, weight);
+    };
     const at::Tensor y_TD =
-        ops::linear(swiglu(ops::linear(x, weights.dense_gate_up_GD), token_by_token), weights.dense_down_DF);
-    return {gate_1D.defined() ? sigmoid(ops::linear(x, gate_1D), token_by_token) * y_TD : y_TD};
+        linear(swiglu(linear(x, weights.dense_gate_up_GD), token_by_token), weights.dense_down_DF);
+    return {gate_1D.defined() ? sigmoid(linear(x, gate_1D), token_by_token) * y_TD : y_TD};
   };
   return run_part(routing.recompute == config::Recompute::kLayer, ffn, {x_TD})[0];
 }

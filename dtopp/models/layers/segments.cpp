@@ -22,18 +22,18 @@ at::Tensor sdpa(const at::Tensor& q_LHK, const at::Tensor& k_LGK, const at::Tens
 }
 
 // Writes `added` behind the first `length` tokens and returns all.
-at::Tensor put(at::Tensor& stored_LGK, int64_t length, const at::Tensor& added_LGK) {
+at::Tensor put(at::Tensor& stored_GLK, int64_t length, const at::Tensor& added_LGK) {
   const int64_t needed = length + added_LGK.size(0);
-  const int64_t capacity = stored_LGK.defined() ? stored_LGK.size(0) : 0;
+  const int64_t capacity = stored_GLK.defined() ? stored_GLK.size(1) : 0;
   if (needed > capacity) {
     const int64_t blocks = (needed + kCacheBlock - 1) / kCacheBlock;
     const at::Tensor grown =
-        at::empty({blocks * kCacheBlock, added_LGK.size(1), added_LGK.size(2)}, added_LGK.options());
-    if (length > 0) grown.narrow(0, 0, length).copy_(stored_LGK.narrow(0, 0, length));
-    stored_LGK = grown;
+        at::empty({added_LGK.size(1), blocks * kCacheBlock, added_LGK.size(2)}, added_LGK.options());
+    if (length > 0) grown.narrow(1, 0, length).copy_(stored_GLK.narrow(1, 0, length));
+    stored_GLK = grown;
   }
-  stored_LGK.narrow(0, length, added_LGK.size(0)).copy_(added_LGK);
-  return stored_LGK.narrow(0, 0, needed);
+  stored_GLK.narrow(1, length, added_LGK.size(0)).copy_(added_LGK.transpose(0, 1));
+  return stored_GLK.narrow(1, 0, needed).transpose(0, 1);
 }
 
 }  // namespace
@@ -44,8 +44,8 @@ at::Tensor repeat_heads(const at::Tensor& x_TGK, int64_t num_heads) {
 }
 
 KeyValueCache::Layer KeyValueCache::append(size_t layer, const at::Tensor& k_TGK, const at::Tensor& v_TGK) {
-  Layer& stored = layers_.at(layer);
-  return {put(stored.k_LGK, length_, k_TGK), put(stored.v_LGK, length_, v_TGK)};
+  Stored& stored = layers_.at(layer);
+  return {put(stored.k_GLK, length_, k_TGK), put(stored.v_GLK, length_, v_TGK)};
 }
 
 void KeyValueCache::advance(int64_t tokens, int64_t document_begin) {
@@ -76,8 +76,14 @@ SegmentMask::SegmentMask(const at::Tensor& tokens_T, std::span<const Segment> se
 }
 
 at::Tensor SegmentMask::attend(size_t layer, const QueryKeyValue& qkv) const {
-  at::Tensor mixed_THK = at::empty_like(qkv.q_THK);
+  at::Tensor mixed_THK = at::empty(qkv.q_THK.sizes(), qkv.q_THK.options());
+  std::vector<ops::CachedSequence> decoded;
   for (size_t i = 0; i < segments_.size();) {
+    if (qkv.q_THK.is_cpu() && segments_[i].cache != nullptr && segments_[i].length == 1) {
+      decoded.push_back(cached(i, layer, qkv));
+      ++i;
+      continue;
+    }
     const size_t last = segments_[i].parent == kNoParent ? i + 1 : end_of_siblings(i);
     const int64_t begin = begin_[i], length = begin_[last] - begin;
     const QueryKeyValue own{qkv.q_THK.narrow(0, begin, length), qkv.k_TGK.narrow(0, begin, length),
@@ -86,7 +92,18 @@ at::Tensor SegmentMask::attend(size_t layer, const QueryKeyValue& qkv) const {
     if (length > 0) out.copy_(attend_to(i, last, layer, qkv, own));
     i = last;
   }
+  if (!decoded.empty()) ops::cached_attention(qkv.q_THK.contiguous(), decoded, mixed_THK);
   return mixed_THK;
+}
+
+// Appends the segment's only token to its cache. Returns the keys and values that the token sees.
+ops::CachedSequence SegmentMask::cached(size_t index, size_t layer, const QueryKeyValue& qkv) const {
+  const int64_t row = begin_[index];
+  const auto [k_LGK, v_LGK] =
+      segments_[index].cache->append(layer, qkv.k_TGK.narrow(0, row, 1), qkv.v_TGK.narrow(0, row, 1));
+  const bool hides = !hides_.empty() && hides_[index];
+  const int64_t first = hides ? first_seen_T_.const_data_ptr<int64_t>()[row] : 0;
+  return {row, k_LGK.slice(0, first), v_LGK.slice(0, first)};
 }
 
 void SegmentMask::extend_caches() const {

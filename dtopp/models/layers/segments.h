@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "dtopp/ops/attention/cached_attention.h"
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp::models {
@@ -43,7 +44,10 @@ class KeyValueCache {
   void advance(int64_t tokens, int64_t document_begin);
 
  private:
-  std::vector<Layer> layers_;  // whole blocks; undefined while empty
+  struct Stored {  // whole blocks; undefined while empty
+    at::Tensor k_GLK, v_GLK;
+  };
+  std::vector<Stored> layers_;
   int64_t length_ = 0;
   int64_t document_begin_ = 0;
 };
@@ -78,6 +82,7 @@ class SegmentMask {
   bool has_prefix(int64_t index) const;
   int64_t prefix_length(const Segment& segment) const;
   size_t end_of_siblings(size_t first) const;
+  ops::CachedSequence cached(size_t index, size_t layer, const QueryKeyValue& qkv) const;
   at::Tensor attend_to(size_t first, size_t last, size_t layer, const QueryKeyValue& all,
                        const QueryKeyValue& own) const;
   at::Tensor sibling_mask(size_t first, size_t last, const at::TensorOptions& options) const;

@@ -2,6 +2,7 @@
 
 #include <ATen/native/CPUBlas.h>
 
+#include "dtopp/ops/gemm/dot_products.h"
 #include "dtopp/ops/gemm/linear_cpu.h"
 
 #if defined(__x86_64__)
@@ -33,7 +34,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const at::Tensor x_TD = x.reshape({-1, x.size(-1)}).contiguous();
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
-    return multiply_transposed_cpu(x_TD, weight.contiguous()).view(sizes);
+    return multiply_transposed_cpu(x_TD, weight.contiguous(), weight.scalar_type()).view(sizes);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -49,6 +50,13 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     return {grad_x, grad_weight};
   }
 };
+
+void check_linear(const at::Tensor& x, const at::Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1),
+              "linear: expected x [..., D] and weight [N, D], got ", x.sizes(), " and ", weight.sizes());
+  TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "linear: expected one dtype, got x ", x.scalar_type(),
+              " and weight ", weight.scalar_type());
+}
 
 }  // namespace
 
@@ -69,11 +77,23 @@ bool multiplies_on_tiles(const at::Tensor& x) {
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
-  TORCH_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1),
-              "linear: expected x [..., D] and weight [N, D], got ", x.sizes(), " and ", weight.sizes());
-  TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "linear: expected one dtype, got x ", x.scalar_type(),
-              " and weight ", weight.scalar_type());
+  check_linear(x, weight);
   return multiplies_on_tiles(x) ? LinearFunction::apply(x, weight) : at::linear(x, weight);
+}
+
+std::vector<at::Tensor> linear_by_row(const at::Tensor& x_TD, at::TensorList weights, at::ScalarType type) {
+  for (const at::Tensor& weight_ND : weights) check_linear(x_TD, weight_ND);
+  if (DotProducts::multiply_rows_of(x_TD, x_TD.size(0))) return multiply_by_dot_products(x_TD, weights, type);
+  std::vector<at::Tensor> products;
+  for (const at::Tensor& weight_ND : weights) {
+    if (type == x_TD.scalar_type())
+      products.push_back(ops::linear(x_TD, weight_ND));
+    else
+      products.push_back(x_TD.is_cpu()
+                             ? multiply_transposed_cpu(x_TD.contiguous(), weight_ND.contiguous(), type)
+                             : at::mm(x_TD, weight_ND.t(), type));
+  }
+  return products;
 }
 
 }  // namespace dtopp::ops

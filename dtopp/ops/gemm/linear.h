@@ -23,4 +23,15 @@ bool has_amx();
 // Throws:        c10::Error "linear: …" if the shapes or dtypes do not fit
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight);
 
+// The same for generation, without gradients. Few rows of bf16 read the weight once, without packing it.
+//
+// On a CPU without AMX, a row of y does not depend on the other rows.
+//
+// Shapes:        x [T, D], each weight [N, D], of one floating dtype
+// Returns:       [T, N] per weight, of `type`: x's dtype, or fp32 for bf16
+std::vector<at::Tensor> linear_by_row(const at::Tensor& x_TD, at::TensorList weights, at::ScalarType type);
+inline at::Tensor linear_by_row(const at::Tensor& x_TD, const at::Tensor& weight_ND) {
+  return linear_by_row(x_TD, at::TensorList(weight_ND), x_TD.scalar_type())[0];
+}
+
 }  // namespace dtopp::ops

@@ -39,11 +39,11 @@ void for_shares(int64_t count, int64_t unit, const Body& body) {
 
 // out_MN = left_MK B. pack(first, begin, end, columns, packed) packs the columns [first + begin, first + end)
 // of B. They belong to the `columns` columns from `first` on.
-template <typename Scalar, typename Tiles, typename Pack>
+template <typename Tiles, typename Scalar, typename Out, typename Pack>
 void multiply_rows(const Scalar* left_MK, int64_t M, int64_t K, int64_t N, const Pack& pack,
-                   const at::TensorOptions& options, Scalar* out_MN) {
+                   const at::TensorOptions& options, Out* out_MN) {
   using Real = typename Tiles::Real;
-  constexpr bool kDirect = std::is_same_v<Scalar, Real>;
+  constexpr bool kDirect = std::is_same_v<Out, Real>;
   const auto shape = Tiles::shape();
   const int64_t most =
       std::max(kRightNumbers / std::max<int64_t>(K, 1) / shape.columns, int64_t{1}) * shape.columns;
@@ -63,7 +63,7 @@ void multiply_rows(const Scalar* left_MK, int64_t M, int64_t K, int64_t N, const
       for (int64_t m = begin; m < end; m += step) {
         const int64_t rows = std::min(step, end - m);
         pack_left_rows<Tiles>([&](int64_t n) { return left_MK + (m + n) * K; }, rows, K, left.of(share));
-        Scalar* out = out_MN + m * N + first;
+        Out* out = out_MN + m * N + first;
         if constexpr (kDirect) {
           Tiles::template multiply<Order::kRows>(left.of(share), right.of(0), rows, columns, K, out, N,
                                                  false);
@@ -81,9 +81,9 @@ void multiply_rows(const Scalar* left_MK, int64_t M, int64_t K, int64_t N, const
 }
 
 // y_TN = x_TD weight_ND^T
-template <typename Scalar, typename Tiles>
+template <typename Tiles, typename Scalar, typename Out>
 void multiply_few_rows(const Scalar* x_TD, const Scalar* weight_ND, int64_t T, int64_t D, int64_t N,
-                       const at::TensorOptions& options, Scalar* y_TN) {
+                       const at::TensorOptions& options, Out* y_TN) {
   using Real = typename Tiles::Real;
   const int64_t width = Tiles::shape().columns, panels = round_up(N, width) / width;
   const int64_t left_block = Tiles::template left_size<Order::kRows>(T, kTileDepth);
@@ -134,23 +134,23 @@ void multiply_columns(const Scalar* left_KM, const Scalar* right_KN, int64_t M, 
 
 }  // namespace
 
-at::Tensor multiply_transposed_cpu(const at::Tensor& x_TD, const at::Tensor& weight_ND) {
+at::Tensor multiply_transposed_cpu(const at::Tensor& x_TD, const at::Tensor& weight_ND, at::ScalarType type) {
   RECORD_FUNCTION("dtopp::multiply_transposed", (Operands{x_TD, weight_ND}));
   const int64_t T = x_TD.size(0), D = x_TD.size(1), N = weight_ND.size(0);
-  at::Tensor y_TN = at::empty({T, N}, x_TD.options());
+  at::Tensor y_TN = at::empty({T, N}, x_TD.options().dtype(type));
   dispatch(x_TD, [&](auto scalar, auto tiles) {
     using Scalar = decltype(scalar);
     using Tiles = decltype(tiles);
-    const Scalar* weight = weight_ND.const_data_ptr<Scalar>();
-    if (T < kFewRows) {
-      return multiply_few_rows<Scalar, Tiles>(x_TD.const_data_ptr<Scalar>(), weight, T, D, N, x_TD.options(),
-                                              y_TN.mutable_data_ptr<Scalar>());
-    }
+    const Scalar *x = x_TD.const_data_ptr<Scalar>(), *weight = weight_ND.const_data_ptr<Scalar>();
     const auto pack = [&](int64_t first, int64_t begin, int64_t end, int64_t columns, auto* packed) {
       Tiles::pack_right_transposed(weight + first * D, D, D, columns, begin, end, packed);
     };
-    multiply_rows<Scalar, Tiles>(x_TD.const_data_ptr<Scalar>(), T, D, N, pack, x_TD.options(),
-                                 y_TN.mutable_data_ptr<Scalar>());
+    const auto multiply_into = [&](auto* y) {
+      if (T < kFewRows) return multiply_few_rows<Tiles>(x, weight, T, D, N, x_TD.options(), y);
+      multiply_rows<Tiles>(x, T, D, N, pack, x_TD.options(), y);
+    };
+    if (type == x_TD.scalar_type()) return multiply_into(y_TN.mutable_data_ptr<Scalar>());
+    multiply_into(y_TN.mutable_data_ptr<typename Tiles::Real>());
   });
   return y_TN;
 }
@@ -167,8 +167,8 @@ at::Tensor multiply_cpu(const at::Tensor& grad_y_TN, const at::Tensor& weight_ND
       Tiles::pack_right_rows([&](int64_t n) { return weight + n * D + first; }, N, columns, begin, end,
                              packed);
     };
-    multiply_rows<Scalar, Tiles>(grad_y_TN.const_data_ptr<Scalar>(), T, N, D, pack, grad_y_TN.options(),
-                                 grad_x_TD.mutable_data_ptr<Scalar>());
+    multiply_rows<Tiles>(grad_y_TN.const_data_ptr<Scalar>(), T, N, D, pack, grad_y_TN.options(),
+                         grad_x_TD.mutable_data_ptr<Scalar>());
   });
   return grad_x_TD;
 }

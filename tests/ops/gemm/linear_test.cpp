@@ -69,6 +69,51 @@ TEST(Linear, a_row_does_not_depend_on_the_other_rows) {
   }
 }
 
+// An fp32 result of bf16 inputs has the error of its sums alone.
+TEST(LinearByRow, matches_double_precision) {
+  for (const LinearShape& shape : kLinearShapes) {
+    const int64_t rows = c10::multiply_integers(shape.rows);
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor x = at::randn({rows, shape.width}).to(dtype);
+      const at::Tensor weight = at::randn({shape.outputs, shape.width}).to(dtype);
+      const at::Tensor expected = at::matmul(x.to(at::kDouble), weight.to(at::kDouble).t());
+      for (const auto& [type, bound] : kBounds) {
+        if (dtype == at::kFloat && type == at::kBFloat16) continue;
+        const at::Tensor y = linear_by_row(x, at::TensorList(weight), type)[0];
+        EXPECT_EQ(y.scalar_type(), type);
+        EXPECT_LT(reference::error(y, expected), bound) << rows << " of " << shape.width << ' ' << dtype;
+      }
+    }
+  }
+}
+
+TEST(LinearByRow, multiplies_with_several_weights) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = at::randn({5, 70}).to(dtype);
+    const std::vector<at::Tensor> weights = {at::randn({130, 70}).to(dtype), at::randn({3, 70}).to(dtype),
+                                             at::randn({64, 70}).to(dtype)};
+    const std::vector<at::Tensor> together = linear_by_row(x, weights, dtype);
+    for (size_t i = 0; i < weights.size(); ++i)
+      EXPECT_TRUE(at::equal(together[i], linear_by_row(x, weights[i])));
+  }
+}
+
+TEST(LinearByRow, a_row_of_bf16_does_not_depend_on_the_other_rows) {
+  if (has_amx()) GTEST_SKIP() << "with AMX the last bits depend on the number of rows";
+  for (const auto& [width, outputs] :
+       std::vector<std::pair<int64_t, int64_t>>{{300, 70}, {16, 16}, {513, 33}}) {
+    const at::Tensor x = at::randn({300, width}).to(at::kBFloat16);
+    const at::Tensor weight = at::randn({outputs, width}).to(at::kBFloat16);
+    for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) {
+      const at::Tensor all = linear_by_row(x, at::TensorList(weight), type)[0];
+      for (const int64_t rows : {1, 2, 7, 31, 32, 65, 140})
+        EXPECT_TRUE(at::equal(linear_by_row(x.narrow(0, 9, rows), at::TensorList(weight), type)[0],
+                              all.narrow(0, 9, rows)))
+            << rows;
+    }
+  }
+}
+
 TEST(Linear, gives_no_gradient_nobody_asked_for) {
   const at::Tensor x = at::randn({4, 6}).to(at::kBFloat16);
   const at::Tensor weight = at::randn({5, 6}).to(at::kBFloat16).requires_grad_();
