@@ -178,7 +178,7 @@ void Cluster::on_loss(const LostRank& lost) {
     _exit(static_cast<int>(ExitStatus::kStopped));
   }
   if (environment_.launcher == launch::Launcher::kOwn)
-    report_->set(kLostKey, lost.to_text());
+    report_->compareSet(kLostKey, "", lost.to_text());  // the first report names the cause of the others
   else
     std::fprintf(stderr, "dtopp: error: %s\n", lost.line().c_str());
   _exit(static_cast<int>(ExitStatus::kResource));  // no flush: it could block on another thread's write
