@@ -14,26 +14,10 @@
 #include <vector>
 
 #include "dtopp/inference/inference_model.h"
+#include "dtopp/inference/sequence_input.h"
 #include "dtopp/models/language_model/language_model.h"
 
 namespace dtopp::inference {
-
-struct SamplingOptions {
-  double temperature = 0;  // 0: greedy; a tie takes the lowest id
-  double top_p = 1;        // sample from the most likely tokens whose probabilities sum to this
-  uint64_t seed = 0;
-};
-
-// A sequence to generate.
-struct SequenceInput {
-  std::vector<int32_t> ids;  // the prompt, at least one token
-  int64_t max_tokens = 0;    // new tokens
-  SamplingOptions sampling{};
-  uint64_t index = 0;                     // selects the random numbers of a seed, as a prompt's index
-  std::shared_ptr<moe::Router> router{};  // null: the model's
-  std::optional<int64_t> likeliest{};     // scores each token, with this many of the likeliest ones
-  bool scores_prompt = false;             // also scores the prompt
-};
 
 // The log-probability of a token, and of the likeliest tokens in its place.
 struct TokenScore {

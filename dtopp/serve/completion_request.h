@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dtopp/data/tokenizer/tokenizer.h"
-#include "dtopp/inference/generator.h"
+#include "dtopp/inference/sequence_input.h"
 #include "dtopp/serve/api_error.h"
 
 namespace dtopp::serve {
