@@ -119,6 +119,7 @@ class BasicJsonFields {
     std::vector<Value> values;
     if (!Json::read(need(key), values)) fail(key, "must be an array of objects");
     std::vector<BasicJsonFields> objects;
+    objects.reserve(values.size());
     for (Value& value : values) objects.push_back(part(std::move(value), at(key, objects.size())));
     return objects;
   }

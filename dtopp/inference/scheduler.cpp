@@ -18,7 +18,7 @@ int64_t Scheduler::reservation(const SequenceInput& sequence) {
 }
 
 Scheduler::Admission Scheduler::submit(std::vector<SequenceInput> sequences,
-                                       std::shared_ptr<TokenReceiver> receiver) {
+                                       const std::shared_ptr<TokenReceiver>& receiver) {
   const std::lock_guard lock(mutex_);
   if (is_closed_) return Admission::kClosed;
   if (waiting_.size() + sequences.size() > limits_.waiting) return Admission::kFull;

@@ -43,7 +43,7 @@ class Scheduler {
   // Queues the sequences of a request, all or none. Any thread may call it.
   //
   // Preconditions: no sequence reserves more than SchedulerLimits::cache_tokens
-  Admission submit(std::vector<SequenceInput> sequences, std::shared_ptr<TokenReceiver> receiver);
+  Admission submit(std::vector<SequenceInput> sequences, const std::shared_ptr<TokenReceiver>& receiver);
 
   // Starts waiting sequences in order of arrival, as far as the limits allow, and generates one token for
   // each running one. Waits up to `time` if there is none.
