@@ -57,6 +57,7 @@ PARSERS = {
     "metrics": ["runs/run_history.cpp"],
     "launchers": ["launch/launch_environment.cpp", "launch/slurm_lists.cpp"],
     "ranks": ["distributed/membership/rank_records.cpp"],
+    "requests": ["serve/completion_request.cpp"],
 }
 
 

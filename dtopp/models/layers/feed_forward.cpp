@@ -26,7 +26,7 @@ at::Tensor swiglu(const at::Tensor& gate_up_TG, bool token_by_token) {
   const auto parts = gate_up_TG.chunk(2, -1);
   const at::Tensor &gate_TF = parts[0], &up_TF = parts[1];
   if (!gate_TF.is_cpu() || !token_by_token) return at::silu(gate_TF) * up_TF;
-  const at::Tensor y_TF = at::empty(gate_TF.sizes(), gate_TF.options());
+  at::Tensor y_TF = at::empty(gate_TF.sizes(), gate_TF.options());
   const int64_t grain = std::max<int64_t>(kNumbersPerThread / std::max<int64_t>(gate_TF.size(1), 1), 1);
   at::parallel_for(0, gate_TF.size(0), grain, [&](int64_t begin, int64_t end) {
     const at::NoGradGuard no_grad;
