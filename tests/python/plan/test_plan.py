@@ -96,7 +96,7 @@ def test_memory_is_what_training_images_takes(overrides, tmp_path):
     arguments = [tiny_run.ROOT / "configs/cifar10.yaml", "training.device=cpu", "training.threads=2", "training.steps=2",
                  "training.global_batch_size=16", "optimizer.warmup_steps=0", f"data.train=[{tmp_path}/images]",
                  "data.validation=[]", "validation.every=0", "diffusion.samples_every=0", f"output={tmp_path}/run", *overrides]
-    done = tiny_run.dtopp("train", *arguments)
+    done = tiny_run.dtopp("train", *arguments, anew=True)
     assert done.returncode == 0, done.stderr
     last = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
     assert last["memory/peak_bytes"] == pytest.approx(plan(*arguments)["memory_bytes"]["total"], rel=0.1)
@@ -114,7 +114,7 @@ def test_recomputation_takes_the_memory_that_is_planned(precision, tmp_path):
                      "optimizer.warmup_steps=0", "model.hidden_size=128", "model.num_layers=8", "model.ffn_hidden_size=64",
                      "model.num_experts=16", "routing.experts=4", "model.sequence_length=256", "validation.every=0",
                      "checkpoint.every=0", f"output={run}"]
-        done = tiny_run.dtopp("train", *arguments)
+        done = tiny_run.dtopp("train", *arguments, anew=True)
         assert done.returncode == 0, done.stderr
         peaks[recompute] = tiny_run.metrics(run)[-1]["memory/peak_bytes"]
         assert peaks[recompute] == pytest.approx(plan(*arguments)["memory_bytes"]["total"], rel=0.1), recompute
@@ -127,7 +127,8 @@ def test_a_snapshot_takes_what_is_planned(tmp_path):
                  "training.steps=4", "checkpoint.every=1", "validation.every=0"]
     peaks = {}
     for asynchronous in ("true", "false"):
-        done = tiny_run.dtopp("train", *arguments, f"checkpoint.asynchronous={asynchronous}", f"output={tmp_path}/{asynchronous}")
+        done = tiny_run.dtopp("train", *arguments, f"checkpoint.asynchronous={asynchronous}", f"output={tmp_path}/{asynchronous}",
+                              anew=True)
         assert done.returncode == 0, done.stderr
         peaks[asynchronous] = tiny_run.metrics(tmp_path / asynchronous)[-1]["memory/peak_bytes"]
     assert peaks["true"] - peaks["false"] == pytest.approx(plan(*arguments)["checkpoint_snapshot_bytes"], rel=0.1)

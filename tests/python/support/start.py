@@ -73,12 +73,13 @@ def contents(file, text):
 starter = functools.cache(Starter)
 
 
-def run(arguments, **options):
+def run(arguments, anew=False, **options):
     """Returns what subprocess.run() returns. These start anew: other programs; programs with an environment of their own,
-    which constructors read; launchers, whose ranks read their command line; and long command lines, which no message holds."""
+    which constructors read; launchers, whose ranks read their command line; and long command lines, which no message holds.
+    `anew`: always, for tests that measure memory, because a forked process counts only some pages of libraries."""
     arguments = list(map(str, arguments))
     built = LIBRARY.exists() and pathlib.Path(arguments[0]).parent == BINARY.parent
     launcher = any(word.startswith("--processes") for word in arguments)
-    if not built or launcher or set(options) - OPTIONS or sum(map(len, arguments)) > 50_000:
+    if anew or not built or launcher or set(options) - OPTIONS or sum(map(len, arguments)) > 50_000:
         return subprocess.run(arguments, **options)
     return starter(arguments[0]).run(arguments, **options)
