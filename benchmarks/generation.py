@@ -7,12 +7,9 @@ vocabulary. Prints one JSON line per number of texts."""
 import argparse
 import pathlib
 import re
-import subprocess
-import sys
 import tempfile
 
-import yaml
-from training_side import BINARY, HERE, routing_of
+from training_side import BINARY, HERE, routing_of, run_program, without_pauses
 from yardstick import report
 
 CASE = {"hidden_size": 512, "num_layers": 8, "num_heads": 8, "ffn_hidden_size": 256, "num_experts": 64, "vocab_size": 50432,
@@ -23,23 +20,13 @@ TOKENIZER = HERE.parent / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
 PROMPT = "The old man"
 
 
-def run(*command):
-    """Returns what the program writes to standard error."""
-    done = subprocess.run([str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        sys.exit(f"generation: {' '.join(map(str, command[:2]))}: {done.stderr.strip()[-2000:]}")
-    return done.stderr
-
-
 def make_checkpoint(case, device, folder):
     (folder / "text.txt").write_text("The fog came down at noon.\n" * 2000)
-    run(BINARY, "prepare", "text", folder / "text.txt", "--tokenizer", TOKENIZER, "--output", folder / "tokens")
+    run_program(BINARY, "prepare", "text", folder / "text.txt", "--tokenizer", TOKENIZER, "--output", folder / "tokens")
     config = {"name": "generation", "model": case | {"tie_embeddings": True}, "routing": routing_of("dtop_p", case["num_experts"], ACTIVE),
               "data": {"train": [str(folder / "tokens")]}, "optimizer": {"warmup_steps": 0, "lr": 1e-6, "min_lr": 1e-7},
-              "training": {"steps": 1, "global_batch_size": 1, "micro_batch_size": 1, "device": device, "precision": "bf16"},
-              "validation": {"every": 0, "tasks": []}, "logging": {"tensorboard": False}, "output": str(folder / "run")}
-    (folder / "run.yaml").write_text(yaml.safe_dump(config))
-    run(BINARY, "train", folder / "run.yaml")
+              "training": {"steps": 1, "global_batch_size": 1, "micro_batch_size": 1, "device": device, "precision": "bf16"}}
+    run_program(BINARY, "train", without_pauses(config, folder))
     return folder / "run"
 
 
@@ -54,9 +41,9 @@ def main():
         checkpoint = make_checkpoint(QUICK_CASE if args.quick else CASE, args.device, folder)
         for texts in args.texts[:1] if args.quick else args.texts:
             (folder / "prompts").write_text(f"{PROMPT}\n" * texts)
-            errors = run(BINARY, "generate", checkpoint, "--device", args.device, "--prompts", folder / "prompts", "--max-tokens",
-                         8 if args.quick else 800, "--temperature", 0)
-            tokens, rate, active = re.search(r"(\d+) tokens, ([\d.]+) tok/s, ([\d.]+) of", errors).groups()
+            done = run_program(BINARY, "generate", checkpoint, "--device", args.device, "--prompts", folder / "prompts", "--max-tokens",
+                               8 if args.quick else 800, "--temperature", 0)
+            tokens, rate, active = re.search(r"(\d+) tokens, ([\d.]+) tok/s, ([\d.]+) of", done.stderr).groups()
             report(case="generation", device=args.device, texts=texts, tokens=int(tokens), active_experts=float(active),
                    tokens_per_second=float(rate))
 

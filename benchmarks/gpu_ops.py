@@ -7,7 +7,9 @@ expert_layer compares layers of equal active FLOPs with the device's matrix rate
 a dense FFN, and two in plain torch. grouped_mm adds torch._grouped_mm's rows up by index_add. scattered does the steps of
 ScatterMoE, each as an operation of torch instead of its fused kernels: it sorts the pairs by expert without padding,
 gathers rows, multiplies, scatters the rows back to their tokens and sums them by bmm. It needs a fixed number of experts
-per token."""
+per token.
+
+The file is long because it holds one function per case, and all share the timing in turns."""
 
 import argparse
 import collections
@@ -26,7 +28,7 @@ from gpu_training import fused_kernels
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, linear, scaled_dot_product_attention, silu
 from training_side import BINARY
-from yardstick import report
+from yardstick import random_gates, report
 
 SETS = 3  # sets of inputs, so that none is in the cache
 ROOM = 1.1  # capacity relative to the number of pairs
@@ -137,21 +139,6 @@ def randn(*shape, std=1.0, dtype=torch.bfloat16):
     return (torch.randn(*shape) * std).to(dtype)
 
 
-def random_gates(size, varying):
-    """Random experts: sizes around `active` with a standard deviation of 1.5 (like DTop-p's) and a mean of exactly
-    `active`, or `active` for every token."""
-    tokens, _, _, experts, active = size
-    sizes = torch.full((tokens,), active)
-    if varying:
-        sizes = (active + 1.5 * torch.randn(tokens)).round().clamp(1, experts).long()
-        while (excess := int(sizes.sum()) - active * tokens) != 0:
-            pick = torch.randint(tokens, (abs(excess),)).unique()
-            sizes[pick] = (sizes[pick] - (1 if excess > 0 else -1)).clamp(1, experts)
-    rank = torch.rand(tokens, experts).argsort(-1).argsort(-1)
-    gates = (rank < sizes[:, None]) * torch.rand(tokens, experts).add(0.1)
-    return gates / gates.sum(-1, keepdim=True)
-
-
 def grouped_rows(rows, ends, gate_up, down):
     """The experts' outputs for rows that are sorted by expert."""
     gate, up = torch._grouped_mm(rows, gate_up.mT, offs=ends).chunk(2, -1)
@@ -232,7 +219,7 @@ def make_layers(size):
     gate_up, down = randn(E, 2 * F, D, std=D**-0.5).requires_grad_(), randn(E, D, F, std=F**-0.5).requires_grad_()
     wide = [randn(2 * F * K, D, std=D**-0.5).requires_grad_(), randn(D, F * K, std=F**-0.5).requires_grad_()]
     xs = [randn(tokens, D).requires_grad_() for _ in range(SETS)]
-    gates = {name: [random_gates(size, name == "varying").requires_grad_() for _ in range(SETS)]
+    gates = {name: [random_gates(tokens, E, K, name == "varying").requires_grad_() for _ in range(SETS)]
              for name in ("varying", "fixed")}
     chosen = [each.detach().topk(K) for each in gates["fixed"]]
     weights, experts = [each.values.requires_grad_() for each in chosen], [each.indices for each in chosen]

@@ -14,12 +14,11 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 
 import yaml
-from training_side import BINARY, Side
+from training_side import BINARY, Side, run_program
 from yardstick import report
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -43,18 +42,11 @@ def arguments():
     return parser.parse_intermixed_args()
 
 
-def run(*command):
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"gpu_training: {' '.join(map(str, command[:2]))}: {done.stderr.strip()[-2000:]}")
-    return done.stdout
-
-
 def find_device(wish):
     """Returns (available bytes, name)."""
     if wish == "cpu":
-        return json.loads(run(BINARY, "plan", PRESETS[0][0], "--device", "cpu", "--json"))["device_memory_bytes"], "cpu"
-    answer = run(sys.executable, "-c", ASK_DEVICE).strip()
+        return json.loads(run_program(BINARY, "plan", PRESETS[0][0], "--device", "cpu", "--json").stdout)["device_memory_bytes"], "cpu"
+    answer = run_program(sys.executable, "-c", ASK_DEVICE).stdout.strip()
     if not answer:
         sys.exit("gpu_training: no CUDA device; run it on a machine with one")
     free, name = answer.split(" ", 1)
@@ -64,7 +56,7 @@ def find_device(wish):
 def fused_kernels():
     """The expert GEMMs for which training chose fused kernels on the first device; grouped_mm if there are none
     or on a CPU."""
-    devices = json.loads(run(BINARY, "devices", "--json"))["cuda"]["devices"][:1]
+    devices = json.loads(run_program(BINARY, "devices", "--json").stdout)["cuda"]["devices"][:1]
     return ",".join(gemm["gemm"] for device in devices for gemm in device["expert_gemms"] or []
                     if gemm["kernel"] == "fused") or "grouped_mm"
 
@@ -78,7 +70,7 @@ def find_fitting(presets, overrides, free):
     for preset, own in presets:
         for micro_batch in [int(given[MICRO_BATCH])] if MICRO_BATCH in given else divisors:
             these = [*own, *overrides, f"{MICRO_BATCH}={micro_batch}"]
-            plan = json.loads(run(BINARY, "plan", preset, *these, "--json"))
+            plan = json.loads(run_program(BINARY, "plan", preset, *these, "--json").stdout)
             if plan["memory_bytes"]["total"] <= free:
                 return preset, these, plan
     sys.exit(f"gpu_training: {preset.stem} with a micro-batch of {micro_batch} needs "
@@ -89,8 +81,8 @@ def train(preset, overrides, text, steps, seconds):
     """Returns the lines of metrics.jsonl, one per step, and the run's configuration."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        run(BINARY, "prepare", "text", *text, "--tokenizer", ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json",
-            "--output", folder / "text")
+        run_program(BINARY, "prepare", "text", *text, "--tokenizer", ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json",
+                    "--output", folder / "text")
         # The run is killed, because the last step of a run would write a checkpoint.
         command = [BINARY, "train", preset, *overrides, f"data.train=[{folder / 'text'}]", "data.validation=[]",
                    "training.steps=100000", "validation.every=0", "validation.tasks=[]", "checkpoint.every=0",

@@ -4,23 +4,9 @@ and then adding them. T 8192, D 512, F 256, E 64, 8 experts per token on average
 case."""
 
 import torch
-from yardstick import YARDSTICK_FLOPS, alternate, arguments, make_yardstick, report
+from yardstick import YARDSTICK_FLOPS, alternate, arguments, make_yardstick, random_gates, report
 
 D, F, E, K = 512, 256, 64, 8
-
-
-def random_gates(tokens, varying):
-    """Sets of random experts: sizes around 8 with a standard deviation of 1.5 (like DTop-p's) and a mean of
-    exactly 8, or 8 for every token."""
-    sizes = torch.full((tokens,), K)
-    if varying:
-        sizes = (K + 1.5 * torch.randn(tokens)).round().clamp(1, E).long()
-        while (excess := int(sizes.sum()) - K * tokens) != 0:
-            pick = torch.randint(tokens, (abs(excess),)).unique()
-            sizes[pick] = (sizes[pick] - (1 if excess > 0 else -1)).clamp(1, E)
-    rank = torch.rand(tokens, E).argsort(-1).argsort(-1)
-    gates = (rank < sizes[:, None]) * torch.rand(tokens, E).add(0.1)
-    return gates / gates.sum(-1, keepdim=True)
 
 
 def main():
@@ -35,7 +21,7 @@ def main():
         wide_gate_up = (torch.randn(2 * F * K, D) * D**-0.5).to(dtype).requires_grad_()
         wide_down = (torch.randn(D, F * K) * F**-0.5).to(dtype).requires_grad_()
         grad = torch.randn(tokens, D).to(dtype)
-        sets = {v: random_gates(tokens, v == "varying").requires_grad_() for v in ("varying", "fixed")}
+        sets = {v: random_gates(tokens, E, K, v == "varying").requires_grad_() for v in ("varying", "fixed")}
         parameters = [x, gate_up, down, wide_gate_up, wide_down, *sets.values()]
         forward_seconds = []
 

@@ -15,6 +15,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 BINARY = pathlib.Path(os.environ.get("DTOPP_BINARY", HERE.parent / "build/release/bin/dtopp"))
 
 
+def run_program(*command):
+    """Returns what a command that ends well leaves (CompletedProcess, text)."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{pathlib.Path(sys.argv[0]).stem}: {' '.join(map(str, command[:2]))}: {done.stderr.strip()[-2000:]}")
+    return done
+
+
 def starting_threshold(experts, active):
     """p_0 that selects about `active` of the experts at initialisation, when normalised logits are Gaussian."""
     logits = np.random.default_rng(1).standard_normal((4000, experts))

@@ -1,4 +1,4 @@
-"""The yardstick g of every benchmark here, and the timing of cases: alternately with g, median over rounds."""
+"""The yardstick g of every benchmark here, the timing of cases (alternately with g, median over rounds), and random gates."""
 
 import argparse
 import ctypes.util
@@ -67,6 +67,20 @@ def alternate(runs, rounds):
             if turn:
                 times[name].append(elapsed)
     return {name: statistics.median(t) for name, t in times.items()}
+
+
+def random_gates(tokens, experts, active, varying):
+    """Random sets of experts: sizes around `active` with a standard deviation of 1.5 (like DTop-p's) and a mean of exactly
+    `active`, or `active` for every token."""
+    sizes = torch.full((tokens,), active)
+    if varying:
+        sizes = (active + 1.5 * torch.randn(tokens)).round().clamp(1, experts).long()
+        while (excess := int(sizes.sum()) - active * tokens) != 0:
+            pick = torch.randint(tokens, (abs(excess),)).unique()
+            sizes[pick] = (sizes[pick] - (1 if excess > 0 else -1)).clamp(1, experts)
+    rank = torch.rand(tokens, experts).argsort(-1).argsort(-1)
+    gates = (rank < sizes[:, None]) * torch.rand(tokens, experts).add(0.1)
+    return gates / gates.sum(-1, keepdim=True)
 
 
 def report(**values):

@@ -7,7 +7,9 @@ gpu.py report   measures, then tests, until --seconds have passed. Writes FOLDER
 The work consists of pieces. Each is a process with a time limit; its result is stored in FOLDER/results.jsonl as it ends.
 
 Needs torch, numpy, PyYAML and pytest, but no network. scripts/carry.sh brings the program, the operators and Python packages
-along in build/carry. Without them, the operators are built here with g++ and nvcc, and the program is that of build/release."""
+along in build/carry. Without them, the operators are built here with g++ and nvcc, and the program is that of build/release.
+
+The file is long because the table of pieces stands beside the code that runs them."""
 
 import argparse
 import dataclasses

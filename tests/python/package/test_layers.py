@@ -1,4 +1,5 @@
-"""Tests dtopp.MoE and its parts, in both forms, against the same layer in double precision."""
+"""Tests dtopp.MoE and its parts, in both forms, against the same layer in double precision. The file is long because all
+these tests compare with one reference."""
 
 import copy
 import re
