@@ -104,8 +104,7 @@ def test_dtopps_own_class_has_its_logits_too(case, tmp_path):
     if yaml.safe_load((case.checkpoint / "config.yaml").read_text())["model"]["attention_window"]:
         assert_refused(tiny_run.dtopp("convert", "to-hf", case.checkpoint, tmp_path / "own"), 2, "model.attention_window")
         return
-    with pytest.MonkeyPatch.context() as patch:
-        keep_modules_in(tmp_path, patch)
+    with keep_modules_in(tmp_path):
         folder = case.back("as_dtopp")
         assert close(case.logits_of(load(folder)), case.logits_of(case.model))
     done = tiny_run.dtopp("convert", "from-hf", folder, tmp_path / "back")

@@ -15,7 +15,7 @@ import pytest
 import tiny_language_run
 import tiny_run
 import tokenizers
-from huggingface_folder import keep_modules_in, to_hf
+from huggingface_folder import remote_code, to_hf
 from needs import TASK_DATA, needs_program, needs_task_data
 from refusal import assert_refused
 
@@ -60,7 +60,7 @@ def evaluated(run, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def dtopp_lm_eval(tmp_path_factory):
+def dtopp_lm_eval(tmp_path_factory, remote_code):
     """The module, loaded in this process. Its downloads stay out of the user's caches, and it uses no
     network."""
     with pytest.MonkeyPatch.context() as patch:
@@ -75,7 +75,6 @@ def dtopp_lm_eval(tmp_path_factory):
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # several threads wait longer than they compute
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
-        keep_modules_in(tmp_path_factory.mktemp("modules"), patch)
         # lm-eval's fourteen thousand tasks take half a minute to read.
         patch.setattr(lm_eval.tasks, "TaskManager", functools.partial(lm_eval.tasks.TaskManager, include_defaults=False))
         yield dtopp.lm_eval

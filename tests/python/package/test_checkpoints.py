@@ -9,12 +9,12 @@ import pytest
 import tiny_language_run
 import tiny_run
 import torch
+from huggingface_folder import remote_code
 from needs import needs_program
 
 import dtopp
 
-pytest.importorskip("transformers")
-pytestmark = needs_program
+pytestmark = [needs_program, pytest.mark.usefixtures("remote_code")]
 
 PROMPT = "The fog came down at noon, and"
 

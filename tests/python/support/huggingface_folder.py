@@ -1,5 +1,6 @@
 """Folders that `dtopp convert to-hf` writes, and loading them with transformers."""
 
+import contextlib
 import sys
 
 import pytest
@@ -46,8 +47,7 @@ def routed(model, inputs):
 @pytest.fixture(scope="module")
 def remote_code(tmp_path_factory):
     """Sends copies of model code to this folder instead of the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        keep_modules_in(tmp_path_factory.mktemp("modules"), patch)
+    with keep_modules_in(tmp_path_factory.mktemp("modules")):
         yield
 
 
@@ -55,10 +55,18 @@ def load(folder, **options):
     return transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options)
 
 
-def keep_modules_in(folder, patch):
+@contextlib.contextmanager
+def keep_modules_in(folder):
     """Separates transformers' copies of model code from the user's copies and from those of other test files
     in this process."""
-    patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(folder))
-    patch.syspath_prepend(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(folder))
+        patch.syspath_prepend(folder)
+        _forget_modules()
+        yield
+    _forget_modules()
+
+
+def _forget_modules():
     for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
-        patch.delitem(sys.modules, name)
+        del sys.modules[name]
