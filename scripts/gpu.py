@@ -111,16 +111,21 @@ def find_torch():
     return pathlib.Path(importlib.util.find_spec("torch").origin).parents[1]
 
 
+def lacking():
+    return [name for name in ("numpy", "yaml", "pytest") if importlib.util.find_spec(name) is None]
+
+
 def set_environment(device):
     """Sets the variables by which benchmarks and tests find the program and the operators. Returns the piece that builds the
     operators, if they must be built."""
     site = find_torch()
-    sys.path.insert(0, str(CARRY / "python"))
-    lacking = [name for name in ("numpy", "yaml", "pytest") if importlib.util.find_spec(name) is None]
-    if lacking:
-        fail(f"{PYTHON} has no {', '.join(lacking)}; install them, or copy build/carry from a machine with network (scripts/carry.sh)")
+    # The carried packages are for one version of Python, so a Python that has its own packages uses those.
+    if lacking():
+        sys.path.insert(0, str(CARRY / "python"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))
+    if lacking():
+        fail(f"{PYTHON} has no {', '.join(lacking())}; install them, or copy build/carry from a machine with network (scripts/carry.sh)")
     os.environ["PATH"] += ":/usr/local/cuda/bin"
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CARRY / "python"), os.environ.get("PYTHONPATH")]))
     program, carried = CARRY / "bin/dtopp", CARRY / "ops/libdtopp_ops.so"
     os.environ.setdefault("DTOPP_BINARY", str(program if program.exists() else ROOT / "build/release/bin/dtopp"))
     build = None

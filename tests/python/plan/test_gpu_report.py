@@ -116,6 +116,18 @@ def test_a_piece_that_fails_is_named_with_its_message(dtopp_binary, tmp_path):
     assert_refused(report(tmp_path, "--only", "machin"), 1, "machin", begins="gpu.py: --only")
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_carried_packages_serve_a_python_without_its_own(tmp_path, own):
+    for folder, names in {"site": ["torch", *(["numpy", "yaml", "pytest"] if own else [])], "carry/python": ["numpy", "yaml", "pytest"]}.items():
+        for name in names:
+            (tmp_path / folder / name).mkdir(parents=True)
+            (tmp_path / folder / name / "__init__.py").write_text("")
+    code = f"import gpu, os, pathlib; gpu.CARRY = pathlib.Path({str(tmp_path / 'carry')!r}); gpu.set_environment('cpu'); print(os.environ['PYTHONPATH'])"
+    paths = [str(tmp_path / "site"), str(ROOT / "scripts")]
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, env={"PATH": "", "PYTHONPATH": os.pathsep.join(paths)})
+    assert done.stdout.strip().split(os.pathsep) == ([] if own else [str(tmp_path / "carry/python")]) + paths, done.stderr
+
+
 def test_cases_end_with_their_time_and_the_others_are_counted(tmp_path):
     (tmp_path / "test_slow.py").write_text("""\
 import time
