@@ -333,7 +333,7 @@ def route_case(size, rounds):
 
     def route(n):
         logits[n].grad = scale.grad = None
-        gates, _, _, prob, entropy, router_z = ops.route(logits[n], scale, threshold)
+        gates, _, _, prob, entropy, router_z, _ = ops.route(logits[n], scale, threshold)
         torch.autograd.backward([gates, prob, entropy, router_z], [grads[n], ones, small, small])
 
     t = alternate({"route": route, "forward": forward}, rounds, size.device)

@@ -39,13 +39,7 @@ class Routers:
         return (*self.top_p(), self.dtop_p_counts())
 
     def dtop_p_bias(self):
-        out = (*op(self.z, self.scale, self.threshold, bias_E=self.bias), self.dtop_p_counts())
-        with torch.no_grad():  # moe/mass
-            z = self.z[::8 * STRIDE]
-            prob = op(z, self.scale, self.threshold, top_k=E, renormalize=False)[0] * (out[0][::8 * STRIDE] != 0)
-            mass = [(p.sum(1).double() * 2**32).nan_to_num(0).round().long().sum()
-                    for p in (prob, op(z, self.scale, self.threshold, renormalize=False)[0])]
-        return (*out, *mass)
+        return (*op(self.z, self.scale, self.threshold, bias_E=self.bias), self.dtop_p_counts())
 
     def top_k_bias(self):
         return op(F.logsigmoid(self.z), self.one, self.threshold, normalization="none", top_k=ACTIVE, bias_E=self.bias, bias_on="score")

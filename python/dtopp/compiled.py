@@ -11,7 +11,7 @@ _Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, normalization: str, top_k: int,
           max_experts: int, renormalize: bool) -> _Six:
     return cast(_Six, torch.ops.dtopp.route(logits_TE, scale, threshold, normalization=normalization,
-                                            top_k=top_k, max_experts=max_experts, renormalize=renormalize))
+                                            top_k=top_k, max_experts=max_experts, renormalize=renormalize)[:6])
 
 
 def route_selected(logits_TE: Tensor, scale: Tensor, chosen_TE: Tensor, normalization: str,

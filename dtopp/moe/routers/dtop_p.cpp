@@ -23,9 +23,6 @@
 namespace dtopp::moe {
 namespace {
 
-constexpr double kMassUnit = 4294967296;  // mass is counted in whole numbers of 2^-32
-constexpr int64_t kSparser = 8;           // the histogram counts this many times as many tokens
-
 class DTopPRouter final : public Router {
  public:
   DTopPRouter(const config::RunConfig& config, const at::Device& device, std::optional<ExpertBias> bias)
@@ -34,8 +31,6 @@ class DTopPRouter final : public Router {
         zero_experts_(config.model.zero_experts),
         stride_(cumulative_prob_stride(config.model.router_columns(), config.model.tokens_per_sample(),
                                        config.training.global_batch_size * config.model.tokens_per_sample())),
-        mass_stride_(std::min(kSparser * stride_,
-                              config.model.tokens_per_sample() & -config.model.tokens_per_sample())),
         used_threshold_C_(controller_.thresholds()),
         bias_(std::move(bias)) {}
 
@@ -46,7 +41,7 @@ class DTopPRouter final : public Router {
     output.statistics = ops::cumulative_prob_histogram(input.logits_TE.detach(), input.scale.detach(),
                                                        enum_name(config().normalization),
                                                        config().max_experts, stride_, zero_experts_);
-    if (bias_) output.statistics = at::cat({output.statistics, summed_mass(input, output.gates_TE)});
+    if (bias_) output.statistics = at::cat({output.statistics, output.mass});
     if (zero_experts_ > 0) {
       const at::Tensor zero_Z = output.tokens_per_expert_E.narrow(0, num_experts(), zero_experts_);
       output.statistics = at::cat({output.statistics, zero_Z.sum().view({1})});
@@ -62,7 +57,7 @@ class DTopPRouter final : public Router {
     used_threshold_C_ = controller_.thresholds();
   }
   std::vector<int64_t> statistics_shape() const override {
-    // Zero experts add the number of zero experts that tokens took. A bias adds summed_mass().
+    // Zero experts add the number of zero experts that tokens took. A bias adds RouteOutput::mass.
     return {controller_.thresholds().numel(),
             ops::kCumulativeProbBins + (zero_experts_ > 0 ? 1 : 0) + (bias_ ? 2 : 0)};
   }
@@ -75,9 +70,9 @@ class DTopPRouter final : public Router {
     const at::Tensor histogram_CM = counts.statistics.narrow(1, 0, ops::kCumulativeProbBins);
     controller_.update({taken_L, counts.tokens, histogram_CM, stride_}, applied);
     if (bias_) {
-      const int64_t sampled = counts.tokens / mass_stride_ * (controller_.per_layer() ? 1 : num_layers());
+      const int64_t tokens = counts.tokens * (controller_.per_layer() ? 1 : num_layers());
       mass_C2_ = counts.statistics.narrow(1, ops::kCumulativeProbBins, 2).to(at::kDouble) *
-                 (1 / (kMassUnit * static_cast<double>(std::max<int64_t>(sampled, 1))));
+                 (ops::kMassPerUnit / static_cast<double>(std::max<int64_t>(tokens, 1)));
     }
     if (zero_experts_ == 0) return;
     const at::Tensor zero_C = counts.statistics.select(1, ops::kCumulativeProbBins).to(at::kDouble);
@@ -110,28 +105,9 @@ class DTopPRouter final : public Router {
   }
 
  private:
-  // Sums over every mass_stride_-th token of the probability of its experts, and of as many likeliest ones;
-  // int64 [2], in units of 2^-32. Sums of whole numbers do not depend on their order.
-  at::Tensor summed_mass(const RouterInput& input, const at::Tensor& gates_TE) const {
-    const auto sampled = [&](const at::Tensor& of_TE) {
-      return of_TE.detach().slice(0, 0, std::nullopt, mass_stride_);
-    };
-    const auto probs_of = [&](int64_t top_k, int64_t max_experts) {
-      return ops::route(sampled(input.logits_TE), input.scale.detach(), controller_.threshold(input.layer),
-                        enum_name(config().normalization), top_k, max_experts, /*renormalize=*/false)
-          .gates_TE;
-    };
-    const auto sum = [](const at::Tensor& prob_TE) {
-      return (prob_TE.sum(1).to(at::kDouble) * kMassUnit).nan_to_num(0).round().to(at::kLong).sum();
-    };
-    const at::Tensor chosen_TE = probs_of(/*top_k=*/num_experts(), 0) * sampled(gates_TE).ne(0);
-    return at::stack({sum(chosen_TE), sum(probs_of(/*top_k=*/0, config().max_experts))});
-  }
-
   ThresholdController controller_;
   int64_t zero_experts_;
   int64_t stride_;               // of the tokens whose cumulative probabilities are counted
-  int64_t mass_stride_;          // of those whose mass is counted; divides a sample, as stride_ does
   at::Tensor used_threshold_C_;  // by the last step, or else by the next
   at::Tensor zero_share_C_;      // zero experts / all that tokens took in the last step; undefined without
   at::Tensor mass_C2_;           // of the last step, with and without the bias; undefined without

@@ -12,8 +12,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<at::Tensor>;
 
-using RouteTuple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-
 using GradientPair = std::tuple<at::Tensor, at::Tensor>;
 
 RouteTuple route_meta(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
@@ -30,7 +28,8 @@ RouteTuple route_meta(const at::Tensor& logits_TE, const at::Tensor& scale, cons
           at::empty_symint({experts + 1}, integer),
           at::empty_symint({experts}, real),
           at::empty({}, real),
-          at::empty({}, real)};
+          at::empty({}, real),
+          at::empty({2}, integer)};
 }
 
 GradientPair route_backward_meta(const at::Tensor& logits_TE, const at::Tensor& scale,
@@ -54,7 +53,7 @@ struct RouteFunction : torch::autograd::Function<RouteFunction> {
                                const std::string& bias_on, const std::string& gate,
                                const OptionalTensor& cut_E) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    auto [gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z] =
+    auto [gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z, mass] =
         call_op<"dtopp::route", decltype(route_meta)>(logits_TE, scale, threshold, normalization, top_k,
                                                       max_experts, renormalize, bias_E, bias_on, gate, cut_E);
     context->save_for_backward({logits_TE, scale, gates_TE});
@@ -62,8 +61,8 @@ struct RouteFunction : torch::autograd::Function<RouteFunction> {
     context->saved_data["renormalize"] = renormalize;
     context->saved_data["gate"] = gate;
     context->set_materialize_grads(false);
-    context->mark_non_differentiable({counts_E, histogram});
-    return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z};
+    context->mark_non_differentiable({counts_E, histogram, mass});
+    return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z, mass};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -85,7 +84,7 @@ RouteTuple route_autograd(const at::Tensor& logits_TE, const at::Tensor& scale, 
   check_gate(logits_TE, top_k, renormalize, bias_E, gate, cut_E);
   auto out = RouteFunction::apply(logits_TE, scale, threshold, std::string(normalization), top_k, max_experts,
                                   renormalize, bias_E, std::string(bias_on), std::string(gate), cut_E);
-  return {out[0], out[1], out[2], out[3], out[4], out[5]};
+  return {out[0], out[1], out[2], out[3], out[4], out[5], out[6]};
 }
 
 }  // namespace
@@ -172,10 +171,10 @@ RouteOutput route(const at::Tensor& logits_TE, const at::Tensor& scale, const at
                   std::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
                   const OptionalTensor& bias_E, std::string_view bias_on, std::string_view gate,
                   const OptionalTensor& cut_E) {
-  auto [gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z] =
+  auto [gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z, mass] =
       call_op<"dtopp::route", decltype(route_meta)>(logits_TE, scale, threshold, normalization, top_k,
                                                     max_experts, renormalize, bias_E, bias_on, gate, cut_E);
-  return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z};
+  return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z, mass};
 }
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
@@ -185,7 +184,7 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
       "int max_experts=0, bool renormalize=True, Tensor? bias_E=None, str bias_on=\"logit\", "
       "str gate=\"probability\", Tensor? cut_E=None) -> "
       "(Tensor gates_TE, Tensor tokens_per_expert_E, "
-      "Tensor active_histogram, Tensor mean_prob_E, Tensor entropy, Tensor router_z)");
+      "Tensor active_histogram, Tensor mean_prob_E, Tensor entropy, Tensor router_z, Tensor mass)");
   m.def(
       "route_backward(Tensor logits_TE, Tensor scale, Tensor gates_TE, Tensor? grad_gates_TE, "
       "Tensor? grad_mean_prob_E, Tensor? grad_entropy, Tensor? grad_router_z, str normalization, "

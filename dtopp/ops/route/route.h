@@ -15,7 +15,7 @@
 //
 // With a bias b per expert, S keeps its size but holds the experts with the largest s + b (bias_on: logit, as
 // P exp(b), so b = 0 changes no bit), exp(s) + b (bias_on: score) or P + b (probability). The gates do not
-// contain b.
+// contain b. `mass` shows what the bias costs.
 //
 // Other gates do not depend on a token's other experts, and a token may have none:
 //
@@ -43,6 +43,9 @@ struct RouteOutput {
   at::Tensor mean_prob_E;          // f32: mean of P (relu: of the gates), the Q of the load-balance loss
   at::Tensor entropy;              // f32 []: mean of -sum P log P
   at::Tensor router_z;             // f32 []: mean of logsumexp(z)^2, of the raw logits
+  // int64 [2]: sums over tokens of P over S, and of as many largest P, each token's rounded to a multiple of
+  // 2^-30. Zeros without a threshold and a bias. Undefined if the experts were not selected by route().
+  at::Tensor mass{};
   // Not an output of the op: int64, counts that the router's update needs (moe/router.h); may be undefined.
   at::Tensor statistics{};
   at::Tensor

@@ -1,5 +1,6 @@
 #include "dtopp/ops/route/route_cpu.h"
 
+#include <array>
 #include <numeric>
 
 namespace dtopp::ops {
@@ -37,12 +38,19 @@ struct RouteValues {
   const Real *bias, *cut;  // null: none. `bias` is that of kernel_bias().
 };
 
+// The number of a token's experts, their probability, and that of as many likeliest experts (if there is a
+// threshold or no bias).
+struct Selection {
+  int64_t count = 0;
+  double sum = 0, likeliest_sum = 0;
+};
+
 // Writes the selected experts to `token.chosen`, the likeliest or, with a bias, the one with the largest
-// biased score first. Returns their number. `sum` is their probability, added up in double in this order. The
-// threshold is compared with such a sum of the likeliest.
+// biased score first. Probabilities are added up in double in this order, and those of the likeliest are
+// compared with the threshold.
 template <typename Real>
-[[gnu::always_inline]] inline int64_t select_experts(TokenBuffers<Real>& token, int64_t experts, bool finite,
-                                                     const RouteValues<Real>& by, double* sum) {
+[[gnu::always_inline]] inline Selection select_experts(TokenBuffers<Real>& token, int64_t experts,
+                                                       bool finite, const RouteValues<Real>& by) {
   const RouteRule& rule = by.rule;
   const Real *p = token.p.data(), *s = token.s.data();
   int32_t* chosen = token.chosen.data();
@@ -51,8 +59,7 @@ template <typename Real>
   if (!finite || (!rule.by_threshold && !rule.renormalize && rule.most == experts)) {
     const int64_t count = rule.by_threshold ? 1 : rule.most;
     std::iota(chosen, chosen + count, 0);
-    *sum = std::numeric_limits<double>::quiet_NaN();
-    return count;
+    return {count, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::quiet_NaN()};
   }
   const bool by_bias = by.bias != nullptr, by_prob = rule.by_threshold || !by_bias;
   BitsOf<Real>*likely = token.likely.data(), *biased = token.biased.data();
@@ -68,20 +75,19 @@ template <typename Real>
       biased[e] = key_of(score > kLowest ? score : kLowest);  // NaN has no order
     }
   }
-  int64_t count = 0;
-  double before = 0;
-  *sum = 0;
-  while (count < rule.most && (!rule.by_threshold || count == 0 || before < by.threshold)) {
+  Selection made;
+  while (made.count < rule.most &&
+         (!rule.by_threshold || made.count == 0 || made.likeliest_sum < by.threshold)) {
     int32_t next = 0;
     if (by_prob) {
       next = take_largest(likely, static_cast<int32_t>(experts));
-      before += p[next];
+      made.likeliest_sum += p[next];
     }
     if (by_bias) next = take_largest(biased, static_cast<int32_t>(experts));
-    *sum += p[next];
-    chosen[count++] = next;
+    made.sum += p[next];
+    chosen[made.count++] = next;
   }
-  return count;
+  return made;
 }
 
 // The next two write the gates of a token whose experts do not depend on each other. NaN counts as selected,
@@ -115,25 +121,25 @@ struct ChunkSums {
   std::vector<double> prob_E;
   std::vector<int64_t> counts_E, histogram;
   double entropy = 0, router_z = 0;
+  std::array<int64_t, 2> mass = {};
 };
 
-// Selects the experts of a token by its probabilities and writes their gates. Returns their number.
+// Selects the experts of a token by its probabilities and writes their gates.
 template <typename Real>
-[[gnu::always_inline]] inline int64_t write_gates(const Real* z, int64_t experts, bool finite,
-                                                  const RouteValues<Real>& by, TokenBuffers<Real>& buffers,
-                                                  Real* gates) {
+[[gnu::always_inline]] inline Selection write_gates(const Real* z, int64_t experts, bool finite,
+                                                    const RouteValues<Real>& by, TokenBuffers<Real>& buffers,
+                                                    Real* gates) {
   const Real* p = buffers.p.data();
   const int32_t* chosen = buffers.chosen.data();
-  double sum = 0;
-  const int64_t count = select_experts(buffers, experts, finite, by, &sum);
-  const double divisor = by.rule.renormalize ? sum : 1;
+  const Selection made = select_experts(buffers, experts, finite, by);
+  const double divisor = by.rule.renormalize ? made.sum : 1;
   const bool is_sigmoid = by.rule.gate == Gate::kSigmoid;
   std::fill(gates, gates + experts, Real(0));
-  for (int64_t n = 0; n < count; ++n) {
+  for (int64_t n = 0; n < made.count; ++n) {
     const int32_t e = chosen[n];
     gates[e] = is_sigmoid ? 1 / (1 + fast_exp(-z[e])) : static_cast<Real>(p[e] / divisor);
   }
-  return count;
+  return made;
 }
 
 template <typename Real>
@@ -162,8 +168,13 @@ template <typename Real>
         count += chosen;
       }
     } else {
-      count = write_gates(z, experts, state.finite(), by, buffers, gates_E);
+      const Selection made = write_gates(z, experts, state.finite(), by, buffers, gates_E);
+      count = made.count;
       for (int64_t n = 0; n < count; ++n) ++sums.counts_E[buffers.chosen[n]];
+      if (by.rule.by_threshold && by.bias != nullptr && state.finite()) {
+        sums.mass[0] += std::llround(made.sum / kMassPerUnit);
+        sums.mass[1] += std::llround(made.likeliest_sum / kMassPerUnit);
+      }
     }
     ++sums.histogram[count];
     const Real* q = by.rule.gate == Gate::kRelu ? gates_E : p;
@@ -200,11 +211,10 @@ std::vector<ChunkSums> route_chunks(const at::Tensor& logits_TE, const RouteValu
   return sums;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route_cpu(
-    const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
-    c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
-    const std::optional<at::Tensor>& bias_E, c10::string_view bias_on, c10::string_view gate,
-    const std::optional<at::Tensor>& cut_E) {
+RouteTuple route_cpu(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+                     c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
+                     const std::optional<at::Tensor>& bias_E, c10::string_view bias_on, c10::string_view gate,
+                     const std::optional<at::Tensor>& cut_E) {
   check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, bias_E, bias_on);
   check_gate(logits_TE, top_k, renormalize, bias_E, gate, cut_E);
   const double p = threshold.item<double>();
@@ -219,6 +229,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
   at::Tensor counts_E = at::zeros({experts}, real.dtype(at::kLong));
   at::Tensor histogram = at::zeros({experts + 1}, real.dtype(at::kLong));
   at::Tensor prob_E = at::zeros({experts}, real.dtype(at::kDouble));
+  at::Tensor mass = at::zeros({2}, real.dtype(at::kLong));
   const at::Tensor z_TE = logits_TE.to(dtype).contiguous();
   const at::Tensor bias = kernel_bias(bias_E, bias_on), cut = cut_E ? cut_E->contiguous() : at::Tensor();
   std::vector<ChunkSums> chunks;
@@ -238,6 +249,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
     for (int64_t n = 0; n <= experts; ++n) histogram.mutable_data_ptr<int64_t>()[n] += chunk.histogram[n];
     entropy += chunk.entropy;
     router_z += chunk.router_z;
+    for (int64_t n = 0; n < 2; ++n) mass.mutable_data_ptr<int64_t>()[n] += chunk.mass[n];
   }
   const double count = static_cast<double>(std::max<int64_t>(tokens, 1));
   return {gates_TE,
@@ -245,7 +257,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
           histogram,
           prob_E.div_(count).to(dtype),
           at::scalar_tensor(entropy / count, real),
-          at::scalar_tensor(router_z / count, real)};
+          at::scalar_tensor(router_z / count, real),
+          mass};
 }
 
 }  // namespace

@@ -9,11 +9,10 @@ namespace {
 using OptionalTensor = std::optional<at::Tensor>;
 
 // A NaN threshold is not an error here, because the host reads no values. It selects one expert.
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> route_cuda(
-    const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
-    c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
-    const OptionalTensor& bias_E, c10::string_view bias_on, c10::string_view gate,
-    const OptionalTensor& cut_E) {
+RouteTuple route_cuda(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+                      c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
+                      const OptionalTensor& bias_E, c10::string_view bias_on, c10::string_view gate,
+                      const OptionalTensor& cut_E) {
   check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, bias_E, bias_on);
   check_gate(logits_TE, top_k, renormalize, bias_E, gate, cut_E);
   const c10::DeviceGuard guard(logits_TE.device());
@@ -31,7 +30,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
   at::Tensor histogram = at::zeros({experts + 1}, real.dtype(at::kLong));
   at::Tensor mean_prob_E = at::empty({experts}, real);
   at::Tensor entropy = at::empty({}, real), router_z = at::empty({}, real);
-  const at::Tensor sums = at::empty({experts + 2, cuda::route_blocks(tokens)}, real.dtype(at::kDouble));
+  at::Tensor mass = at::empty({2}, real.dtype(at::kLong));
+  const at::Tensor sums = at::empty({experts + 4, cuda::route_blocks(tokens)}, real.dtype(at::kDouble));
   cuda::dispatch(logits, [&](auto scalar) {
     using Scalar = decltype(scalar);
     using Real = cuda::Accumulator<Scalar>;
@@ -39,10 +39,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
         {cuda::read<Scalar>(logits), cuda::read<Real>(theta), cuda::read<double>(threshold), tokens, experts,
          rule, cuda::read_if<Real>(bias), cuda::read_if<Real>(cut), cuda::write<Real>(gates_TE),
          cuda::write<int64_t>(counts_E), cuda::write<int64_t>(histogram), cuda::write<double>(sums),
-         cuda::write<Real>(mean_prob_E), cuda::write<Real>(entropy), cuda::write<Real>(router_z)},
+         cuda::write<Real>(mean_prob_E), cuda::write<Real>(entropy), cuda::write<Real>(router_z),
+         cuda::write<int64_t>(mass)},
         cuda::current_stream(logits));
   });
-  return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z};
+  return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z, mass};
 }
 
 std::tuple<at::Tensor, at::Tensor> route_backward_cuda(

@@ -5,7 +5,7 @@
 // A block processes kTokensPerBlock tokens. Counts are integers, added in shared memory and then by global
 // atomics. Sums over tokens (P, entropy, router z) are kept in double per lane, added to the block's sum warp
 // after warp, and written per block. A second kernel adds up the blocks. Every sum has a fixed order, and the
-// host reads nothing.
+// host reads nothing. Mass is counted in whole numbers, which are exact as doubles up to 8 million tokens.
 #include "dtopp/ops/route/route_token_cuda.h"
 
 namespace dtopp::ops::cuda {
@@ -151,10 +151,10 @@ struct BlockStatistics {
   }
 };
 
-// Sums over a warp's tokens. `entropy` and `z` are equal in all lanes.
+// Sums over a warp's tokens. All but `prob` are equal in all lanes.
 template <int kPerLane>
 struct WarpSums {
-  double prob[kPerLane] = {}, entropy = 0, z = 0;
+  double prob[kPerLane] = {}, entropy = 0, z = 0, mass = 0, likeliest_mass = 0;
 };
 
 template <typename Scalar, int kPerLane>
@@ -171,8 +171,14 @@ __device__ void route_token(const RouteForward<Scalar>& in, int64_t t,
   const bool own =
       in.rule.gate == Gate::kRelu || (in.rule.gate == Gate::kSigmoid && in.cut_E[0] == in.cut_E[0]);
   int count = own ? 0 : select_experts(token, experts, in.rule, *in.threshold, left, &chosen_sum);
-  if (in.bias_E != nullptr && token.finite())
+  if (in.bias_E != nullptr && token.finite()) {
+    const double likeliest_sum = chosen_sum;
     chosen_sum = select_biased(token, experts, in.rule, in.bias_E, count, left);
+    if (in.rule.by_threshold) {
+      sums.mass += std::round(chosen_sum / kMassPerUnit);
+      sums.likeliest_mass += std::round(likeliest_sum / kMassPerUnit);
+    }
+  }
   const double divisor = in.rule.renormalize ? chosen_sum : 1;
   Real* gates_E = in.gates_TE + t * experts;
 #pragma unroll
@@ -216,16 +222,22 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteForward<Scala
   }
   const double entropy = sum_of_warps(sums.entropy, statistics.scratch);
   const double z = sum_of_warps(sums.z, statistics.scratch);
+  const double mass = sum_of_warps(sums.mass, statistics.scratch);
+  const double likeliest_mass = sum_of_warps(sums.likeliest_mass, statistics.scratch);
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += kRouteThreads)
     in.sums[e * static_cast<int64_t>(gridDim.x) + blockIdx.x] = statistics.prob_E[e];
   if (threadIdx.x == 0) {
-    in.sums[experts * static_cast<int64_t>(gridDim.x) + blockIdx.x] = entropy;
-    in.sums[(experts + 1) * static_cast<int64_t>(gridDim.x) + blockIdx.x] = z;
+    double* sum = in.sums + experts * static_cast<int64_t>(gridDim.x) + blockIdx.x;
+    for (const double one : {entropy, z, mass, likeliest_mass}) {
+      *sum = one;
+      sum += gridDim.x;
+    }
   }
   statistics.add_counts_to(in.counts_E, in.histogram, experts);
 }
 
-// One block per mean over all tokens: of P per expert, then of the entropy, then of router z.
+// One block per mean over all tokens: of P per expert, then of the entropy, then of router z. Two more blocks
+// for the sums of mass.
 template <typename Scalar>
 __global__ void __launch_bounds__(kRouteThreads) means_kernel(RouteForward<Scalar> in, int64_t blocks) {
   using Real = typename RouteForward<Scalar>::Real;
@@ -233,6 +245,10 @@ __global__ void __launch_bounds__(kRouteThreads) means_kernel(RouteForward<Scala
   const double sum =
       sum_of_blocks(in.sums + index * blocks, blocks, reinterpret_cast<double*>(shared_memory()));
   if (threadIdx.x != 0) return;
+  if (index >= in.experts + 2) {
+    in.mass[index - in.experts - 2] = static_cast<int64_t>(sum);
+    return;
+  }
   const Real mean = static_cast<Real>(sum / static_cast<double>(in.tokens > 0 ? in.tokens : 1));
   Real* to = index < in.experts ? in.mean_prob_E + index : index == in.experts ? in.entropy : in.router_z;
   *to = mean;
@@ -249,7 +265,7 @@ void route_forward(const RouteForward<Scalar>& route, Stream stream) {
     launch({"route", stream, blocks, kRouteThreads, BlockStatistics::bytes(route.experts)},
            route_kernel<Scalar, per_lane()>, route);
   });
-  launch({"route", stream, route.experts + 2, kRouteThreads, kRouteWarps * sizeof(double)},
+  launch({"route", stream, route.experts + 4, kRouteThreads, kRouteWarps * sizeof(double)},
          means_kernel<Scalar>, route, blocks);
 }
 

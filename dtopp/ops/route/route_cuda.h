@@ -20,8 +20,9 @@ struct RouteForward {
   const Real *bias_E, *cut_E;  // kernel_bias() and cut_E; null: none
   Real* gates_TE;
   int64_t *counts_E, *histogram;  // zeros on entry
-  double* sums;                   // [E + 2, route_blocks(tokens)], workspace
+  double* sums;                   // [E + 4, route_blocks(tokens)], workspace
   Real *mean_prob_E, *entropy, *router_z;
+  int64_t* mass;  // [2]
 };
 
 // A null gradient counts as zero.

@@ -2,11 +2,16 @@
 #pragma once
 
 #include <optional>
+#include <tuple>
 
 #include "dtopp/ops/core/check_tensor.h"
 #include "dtopp/ops/route/route_rule.h"
 
 namespace dtopp::ops {
+
+// The outputs of the operator route, in the order of RouteOutput.
+using RouteTuple =
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 // Gradients of route's differentiable outputs. A gradient is missing if nothing depends on the output.
 struct RouteGradients {

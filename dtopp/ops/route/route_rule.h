@@ -11,6 +11,9 @@ namespace dtopp::ops {
 // Added to the variance of a token's logits.
 constexpr double kVarianceEpsilon = 1e-6;
 
+// The unit of RouteOutput::mass. Whole numbers, so that sums do not depend on their order.
+constexpr double kMassPerUnit = 1.0 / (1 << 30);
+
 // The scores to which a bias is added when it decides which experts a token selects.
 enum class BiasOn { kNothing, kLogit, kScore, kProbability };
 

@@ -3,11 +3,10 @@
 namespace dtopp::ops {
 namespace {
 
-using RouteTuple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using Routed = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-RouteTuple route_selected_op(const at::Tensor& logits_TE, const at::Tensor& scale,
-                             const at::Tensor& routing_map_TE, c10::string_view normalization,
-                             bool renormalize) {
+Routed route_selected_op(const at::Tensor& logits_TE, const at::Tensor& scale,
+                         const at::Tensor& routing_map_TE, c10::string_view normalization, bool renormalize) {
   const RouteOutput out = route_selected(logits_TE, scale, routing_map_TE,
                                          {normalization.data(), normalization.size()}, renormalize);
   return {out.gates_TE, out.tokens_per_expert_E, out.active_histogram, out.mean_prob_E, out.entropy,

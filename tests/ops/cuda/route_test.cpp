@@ -9,7 +9,8 @@
 namespace dtopp::ops::route_test {
 namespace {
 
-using Outputs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using Outputs =
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using Gradients = std::tuple<at::Tensor, at::Tensor>;
 using OptionalTensor = std::optional<at::Tensor>;
 
@@ -73,8 +74,9 @@ Outputs run_cpu(const Inputs& in, const Options& options) {
       route(in.logits_TE, in.scale, in.threshold, options.normalization,
             std::min(options.top_k, in.logits_TE.size(1)), options.max_experts, options.renormalize,
             in.bias_E, options.bias_on == nullptr ? "logit" : options.bias_on, options.gate, in.cut_E);
-  return {out.gates_TE, out.tokens_per_expert_E, out.active_histogram, out.mean_prob_E, out.entropy,
-          out.router_z};
+  return {
+      out.gates_TE, out.tokens_per_expert_E, out.active_histogram, out.mean_prob_E, out.entropy, out.router_z,
+      out.mass};
 }
 
 struct MeanGradients {
@@ -110,11 +112,12 @@ void expect_equal_routes(const at::Tensor& logits_TE, const Options& options) {
                                   << options.normalization << " " << options.threshold << " "
                                   << options.top_k);
   const Inputs in = inputs_of(logits_TE, options);
-  const auto [gates, counts, histogram, prob, entropy, z] = [&] {
+  const auto [gates, counts, histogram, prob, entropy, z, mass] = [&] {
     const PoisonedMemory poisoned;
     return run_cuda(in, options);
   }();
-  const auto [gates_cpu, counts_cpu, histogram_cpu, prob_cpu, entropy_cpu, z_cpu] = run_cpu(in, options);
+  const auto [gates_cpu, counts_cpu, histogram_cpu, prob_cpu, entropy_cpu, z_cpu, mass_cpu] =
+      run_cpu(in, options);
   EXPECT_TRUE(at::equal(gates != 0, gates_cpu != 0));
   EXPECT_TRUE(at::equal(counts, counts_cpu));
   EXPECT_TRUE(at::equal(histogram, histogram_cpu));
@@ -123,6 +126,7 @@ void expect_equal_routes(const at::Tensor& logits_TE, const Options& options) {
   EXPECT_LT(reference::error(prob, prob_cpu), near);
   EXPECT_LT(reference::error(entropy, entropy_cpu), near);
   EXPECT_LT(reference::error(z, z_cpu), near);
+  EXPECT_LT(reference::error(mass.to(at::kDouble), mass_cpu.to(at::kDouble)), 1e-5);
   EXPECT_EQ(gates.scalar_type(), gates_cpu.scalar_type());
 }
 

@@ -28,7 +28,7 @@ def layer(seed=0, experts=8, hidden=64, ffn=32, tokens=256):
 
 
 def run(t, threshold, targets, capacity):
-    gates, counts, _, prob, entropy, router_z = ops.route(t["logits"], t["scale"], threshold)
+    gates, counts, _, prob, entropy, router_z, _ = ops.route(t["logits"], t["scale"], threshold)
     y = ops.moe_ffn(t["x"], gates, t["gate_up"], t["down"], capacity=capacity)
     loss = ops.linear_cross_entropy(y, t["vocabulary"], targets, z_weight=1e-4)[0]
     (loss + prob.square().sum() + 1e-3 * entropy + 1e-3 * router_z).backward()

@@ -39,13 +39,14 @@ def test_route_matches_reference(options, tokens, experts):
     logits = randn(tokens, experts, std=2.0).requires_grad_()
     scale = torch.tensor(1.3, requires_grad=True)
     threshold = torch.tensor(0.61, dtype=torch.float64)
-    gates, counts, histogram, prob, entropy, router_z = ops.route(logits, scale, threshold, **options)
+    gates, counts, histogram, prob, entropy, router_z, mass = ops.route(logits, scale, threshold, **options)
     exact = logits.detach().double().requires_grad_()
     exact_scale = scale.detach().double().requires_grad_()
     expected, chosen, *rest = route_reference(exact, exact_scale, threshold, **options)
     assert torch.equal(gates != 0, chosen)
     assert torch.equal(counts, chosen.sum(0))
     assert torch.equal(histogram, torch.bincount(chosen.sum(1), minlength=experts + 1))
+    assert not mass.any()
     close(gates, expected, torch.float32)
     for actual, reference in zip((prob, entropy, router_z), rest):
         close(actual, reference, torch.float32)
@@ -82,6 +83,22 @@ def test_route_of_no_tokens_is_zero_with_zero_gradients():
     assert scale.grad.item() == 0 and logits.grad.shape == (0, 4)
 
 
+@pytest.mark.parametrize("normalization", ["none", "dynamic"])
+@pytest.mark.parametrize("bias_on", ["logit", "score", "probability"])
+def test_mass_is_the_probability_of_the_experts_and_of_as_many_likeliest(normalization, bias_on):
+    logits, scale, threshold = randn(500, 16), torch.tensor(1.2), torch.tensor(0.6, dtype=torch.float64)
+    logits[7] = float("nan")  # adds nothing
+    gates, *_, mass = ops.route(logits, scale, threshold, normalization=normalization, bias_E=randn(16, seed=2), bias_on=bias_on)
+    s, chosen = logits.double(), gates != 0
+    if normalization == "dynamic":
+        s = (s - s.mean(-1, keepdim=True)) * (s.var(-1, keepdim=True, correction=0) + 1e-6).rsqrt() * scale
+    prob = s.softmax(-1)
+    likeliest = prob.sort(-1, descending=True).values.cumsum(-1).gather(1, chosen.sum(1, keepdim=True) - 1)
+    expected = torch.stack([(prob * chosen)[s.isfinite().all(-1)].sum(), likeliest.nansum()])
+    torch.testing.assert_close(mass.double() * 2**-30, expected, rtol=1e-5, atol=0)
+    assert mass[0] < mass[1]
+
+
 def test_route_sums_do_not_depend_on_the_number_of_threads():
     logits = randn(3000, 16)
     args = (logits, torch.tensor(1.0), torch.tensor(0.4, dtype=torch.float64))
@@ -109,7 +126,7 @@ def test_route_carries_non_finite_logits_on(bad):
     logits = randn(4, 6)
     logits[2] = bad
     logits.requires_grad_()
-    gates, counts, histogram, prob, entropy, _ = ops.route(
+    gates, counts, histogram, prob, entropy, _, _ = ops.route(
         logits, torch.tensor(1.0), torch.tensor(0.9, dtype=torch.float64)
     )
     assert gates[2].isnan().any() and entropy.isnan() and histogram.sum() == 4 and histogram[0] == 0
