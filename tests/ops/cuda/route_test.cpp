@@ -222,15 +222,16 @@ TEST(RouteOnHost, carries_logits_that_are_not_finite_on) {
 }
 
 TEST(RouteOnHost, gives_the_same_bits_in_any_order_of_threads_and_blocks) {
-  const Options options;  // Runs in double, so that no rounding of the sums hides their order.
+  // In double, so that no rounding of the sums hides their order.
+  const Options options{.bias_on = "logit"};
   const Inputs in = inputs_of(at::randn({100, 60}, at::kDouble), options);
   const at::Tensor grad = at::randn({100, 60}, at::kDouble);
   std::vector<at::Tensor> first;
   for (uint64_t seed = 0; seed < 4; ++seed) {
     cuda_on_host::set_seed(seed);
-    const auto [gates, counts, histogram, prob, entropy, z] = run_cuda(in, options);
+    const auto [gates, counts, histogram, prob, entropy, z, mass] = run_cuda(in, options);
     const auto [dz, dscale] = run_cuda_backward(in, gates, {grad, {}, {}, {}}, options);
-    const std::vector<at::Tensor> all = {gates, counts, histogram, prob, entropy, z, dz, dscale};
+    const std::vector<at::Tensor> all = {gates, counts, histogram, prob, entropy, z, mass, dz, dscale};
     if (seed == 0) first = all;
     for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(at::equal(all[i], first[i])) << i;
   }
