@@ -7,13 +7,18 @@
 namespace dtopp::models {
 namespace {
 
-constexpr uint64_t kCrossEntropyChunk = uint64_t{64} << 20;
+// A chunk on a CPU (ops/cross_entropy/linear_cross_entropy_cpu.cpp): bytes, but at least the logits of that
+// many tokens.
+constexpr uint64_t kCrossEntropyChunk = uint64_t{64} << 20, kFewestTokens = 256;
 constexpr uint64_t kCudaLogits = uint64_t{1}
                                  << 30;  // fp32, per chunk (ops/cross_entropy/linear_cross_entropy_cuda.cpp)
 
 // The logits of a chunk and tensors derived from them.
 uint64_t logits_chunk(const BlockSizes& s, uint64_t V) {
-  if (!s.cuda) return std::min(checked_product({s.T, V, 2 * kFp32Bytes}), kCrossEntropyChunk);
+  if (!s.cuda)
+    return std::min(
+        checked_product({s.T, V, 2 * kFp32Bytes}),
+        std::max(kCrossEntropyChunk, checked_product({std::min(s.T, kFewestTokens), V, s.width})));
   // The gradients of the logits are separate tensors.
   const uint64_t logits = std::min(checked_product({s.T, V, kFp32Bytes}), kCudaLogits);
   return checked_sum({logits, logits / kFp32Bytes * s.width});

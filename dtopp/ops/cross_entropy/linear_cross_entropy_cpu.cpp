@@ -13,11 +13,14 @@ namespace dtopp::ops {
 namespace {
 
 constexpr int64_t kLogitBytes = 64 << 20;
+// A chunk reads the weight twice, packs it, and adds to its gradient. With fewer tokens this costs more than
+// a twentieth of the products, and time would grow faster than the vocabulary.
+constexpr int64_t kFewestTokensPerChunk = 256;
 constexpr int64_t kMostTokensPerChunk = 1024;
 
 int64_t tokens_per_chunk(int64_t tokens, int64_t vocabulary, int64_t bytes) {
   const int64_t row_bytes = bytes * std::max<int64_t>(logit_blocks(vocabulary), 1) * kBlockColumns;
-  const int64_t most = std::clamp<int64_t>(kLogitBytes / row_bytes, 1, kMostTokensPerChunk);
+  const int64_t most = std::clamp(kLogitBytes / row_bytes, kFewestTokensPerChunk, kMostTokensPerChunk);
   return even_part(tokens, most, 1);
 }
 
