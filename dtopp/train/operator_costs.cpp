@@ -120,6 +120,8 @@ constexpr auto kCosts = std::to_array<Row>({
     {"dtopp::multiply", mm},
     {"dtopp::multiply_transposed", multiply_transposed},
     {"dtopp::multiply_left_transposed", multiply_left_transposed},
+    {"dtopp::attention", attention},
+    {"dtopp::attention_backward", attention_backward},
     {"aten::_scaled_dot_product_flash_attention_for_cpu", attention},
     {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward},
     {"aten::rms_norm", norm},

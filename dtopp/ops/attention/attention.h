@@ -1,7 +1,4 @@
-// Self-attention by libtorch's kernels.
-//
-// On CPUs bf16 is computed in fp32 if that is faster. Without bf16 instructions it is several times as fast,
-// and with AVX512_BF16 and short sequences up to three times. On CUDA devices libtorch picks the kernel.
+// Self-attention: in bf16 on a CPU by attention_cpu.h, otherwise by libtorch's kernels.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"

@@ -1,6 +1,6 @@
 #include "dtopp/ops/attention/document_attention.h"
 
-#include "dtopp/ops/gemm/linear.h"
+#include "dtopp/ops/attention/attention_cpu.h"
 
 namespace dtopp::ops {
 namespace {
@@ -41,26 +41,17 @@ std::vector<Run> runs_of(const at::Tensor& offsets) {
   return runs_of({offsets.const_data_ptr<int32_t>(), static_cast<size_t>(offsets.numel())});
 }
 
-// The type of the computation: q's type, or fp32 for bf16 on CPUs without bf16 instructions.
-at::ScalarType type_for(const at::Tensor& q) {
-  const bool widens = q.scalar_type() == at::kBFloat16 && !has_bf16_matmul(q.device());
-  return widens ? at::kFloat : q.scalar_type();
-}
-
 // One autograd node for all documents. With one node per document, each would fill a gradient for all tokens.
 struct DocumentAttention : torch::autograd::Function<DocumentAttention> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& offsets) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const at::ScalarType type = type_for(q);
-    const at::Tensor wide_q = q.to(type), wide_k = k.to(type), wide_v = v.to(type);
     const at::Tensor y = at::empty(q.sizes(), q.options());
     variable_list saved = {q, k, v, y, offsets};
     for (const Run& run : runs_of(offsets)) {
-      const auto [part, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
-          run.of(wide_q), run.of(wide_k), run.of(wide_v), 0.0, /*is_causal=*/true);
-      run.of(y).copy_(part);
-      saved.push_back(lse);
+      const AttentionResult part = attention_cpu(run.of(q), run.of(k), run.of(v), /*causal=*/true);
+      run.of(y).copy_(part.y_BHLK);
+      saved.push_back(part.logsumexp_BHL);
     }
     context->save_for_backward(std::move(saved));
     return y;
@@ -68,19 +59,15 @@ struct DocumentAttention : torch::autograd::Function<DocumentAttention> {
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
-    const at::ScalarType type = type_for(saved[0]);
-    variable_list wide = {grads[0].to(type).contiguous()};
-    for (size_t i = 0; i < 4; ++i) wide.push_back(saved[i].to(type));
+    const at::Tensor grad_y = grads[0].contiguous();
     variable_list result;
     for (size_t i = 0; i < 3; ++i) result.push_back(at::empty(saved[i].sizes(), saved[i].options()));
     size_t lse = 5;
     for (const Run& run : runs_of(saved[4])) {
-      const auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-          run.of(wide[0]), run.of(wide[1]), run.of(wide[2]), run.of(wide[3]), run.of(wide[4]), saved[lse++],
-          0.0, /*is_causal=*/true);
-      run.of(result[0]).copy_(q);
-      run.of(result[1]).copy_(k);
-      run.of(result[2]).copy_(v);
+      const auto parts =
+          attention_backward_cpu(run.of(grad_y), run.of(saved[0]), run.of(saved[1]), run.of(saved[2]),
+                                 {run.of(saved[3]), saved[lse++]}, /*causal=*/true);
+      for (size_t i = 0; i < parts.size(); ++i) run.of(result[i]).copy_(parts[i]);
     }
     result.emplace_back();
     return result;

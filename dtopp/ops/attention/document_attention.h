@@ -1,5 +1,5 @@
-// Self-attention within documents that are concatenated in one sequence, by libtorch's kernels. A CPU runs
-// one call per run of equally long documents, a CUDA device one call for all.
+// Self-attention within documents that are concatenated in one sequence. A CPU runs attention_cpu.h once per
+// run of equally long documents, a CUDA device one of libtorch's kernels for all.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"

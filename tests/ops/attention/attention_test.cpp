@@ -24,12 +24,12 @@ struct AttentionCase {
   double deviation;            // standard deviation of q and k; a larger one spreads the scores
 };
 
-// Lengths around the block sizes of queries (126) and keys (256), one token, no token, and heads of odd
+// Lengths around the sizes of tiles (64) and blocks (128, 256, 512), one token, no token, and heads of odd
 // width.
 const std::vector<AttentionCase> kCases = {{{2, 3, 17, 8}, 1},   {{1, 1, 1, 4}, 1},    {{2, 1, 0, 4}, 1},
                                            {{1, 2, 126, 5}, 1},  {{1, 2, 127, 64}, 3}, {{1, 1, 256, 16}, 1},
-                                           {{1, 1, 257, 16}, 8}, {{2, 2, 700, 32}, 1}, {{1, 1, 40, 256}, 1},
-                                           {{1, 1, 30, 300}, 1}};
+                                           {{1, 1, 257, 16}, 8}, {{2, 2, 700, 32}, 1}, {{1, 2, 64, 64}, 1},
+                                           {{1, 1, 40, 256}, 1}, {{1, 1, 30, 300}, 1}};
 
 void expect_attention(const AttentionCase& test, at::ScalarType dtype, bool causal, double bound) {
   SCOPED_TRACE(testing::Message() << at::IntArrayRef(test.shape) << " of " << dtype
@@ -66,6 +66,23 @@ TEST(SelfAttention, takes_heads_as_projections_lay_them_out) {
   EXPECT_TRUE(y.transpose(1, 2).is_contiguous());
   y.sum().backward();
   EXPECT_TRUE(q.grad().isfinite().all().item<bool>());
+}
+
+TEST(SelfAttention, has_the_same_bits_on_any_number_of_threads) {
+  const int before = at::get_num_threads();
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    std::vector<at::Tensor> in;
+    for (int i = 0; i < 4; ++i) in.push_back(at::randn({1, 3, 600, 16}).to(dtype).requires_grad_(i < 3));
+    std::vector<std::vector<at::Tensor>> results;
+    for (const int threads : {1, 2, 5}) {
+      at::set_num_threads(threads);
+      const at::Tensor y = self_attention(in[0], in[1], in[2], /*causal=*/true);
+      results.push_back(torch::autograd::grad({y}, {in[0], in[1], in[2]}, {in[3]}));
+      results.back().push_back(y);
+      for (size_t i = 0; i < results[0].size(); ++i) EXPECT_TRUE(at::equal(results.back()[i], results[0][i]));
+    }
+  }
+  at::set_num_threads(before);
 }
 
 TEST(SelfAttention, carries_what_is_not_a_number_on) {

@@ -38,7 +38,7 @@ struct DocumentCase {
   std::vector<int32_t> offsets;
 };
 
-// One token, no token, consecutive lengths, the kernel's block sizes (32, 64, 256), and one token more.
+// One token, no token, consecutive lengths, the kernels' block sizes (32, 64, 256), and one token more.
 const std::vector<DocumentCase> kDocumentCases = {{2, 8, {0, 17}},
                                                   {1, 4, {0, 1}},
                                                   {3, 8, {0, 1, 2, 3, 10, 10, 30}},
@@ -70,19 +70,21 @@ TEST(DocumentAttention, matches_a_masked_reference_in_double_precision) {
 
 TEST(DocumentAttention, of_whole_windows_is_self_attention_to_the_bit) {
   const int64_t B = 3, L = 70, H = 2, K = 8;
-  std::vector<at::Tensor> in, windows;
-  for (int i = 0; i < 3; ++i) {
-    in.push_back(at::randn({B * L, H, K}).requires_grad_());
-    windows.push_back(in.back().detach().clone().requires_grad_());
-  }
   const auto split = [&](const at::Tensor& x) { return x.view({B, L, H, K}).transpose(1, 2); };
-  const at::Tensor y = document_attention(in[0], in[1], in[2], at::tensor({0, 70, 140, 210}, at::kInt), L);
-  const at::Tensor z =
-      self_attention(split(windows[0]), split(windows[1]), split(windows[2]), true).transpose(1, 2);
-  EXPECT_TRUE(at::equal(y.view({B, L, H, K}), z));
-  y.sum().backward();
-  z.sum().backward();
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(in[i].grad(), windows[i].grad()));
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    std::vector<at::Tensor> in, windows;
+    for (int i = 0; i < 3; ++i) {
+      in.push_back(at::randn({B * L, H, K}).to(dtype).requires_grad_());
+      windows.push_back(in.back().detach().clone().requires_grad_());
+    }
+    const at::Tensor y = document_attention(in[0], in[1], in[2], at::tensor({0, 70, 140, 210}, at::kInt), L);
+    const at::Tensor z =
+        self_attention(split(windows[0]), split(windows[1]), split(windows[2]), true).transpose(1, 2);
+    EXPECT_TRUE(at::equal(y.view({B, L, H, K}), z));
+    y.sum().backward();
+    z.sum().backward();
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(in[i].grad(), windows[i].grad()));
+  }
 }
 
 TEST(DocumentAttention, takes_no_tokens) {

@@ -2,6 +2,7 @@
 // tests, and tests the behaviour specific to these tiles.
 #include <gtest/gtest.h>
 
+#include "dtopp/ops/attention/attention.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 #include "dtopp/ops/gemm/linear_cpu.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
@@ -45,6 +46,13 @@ TEST(TilesBf16, linear_cross_entropy_multiplies_on_the_matrix_unit_and_leaves_it
   const at::Tensor targets = at::randint(600, {70}, at::kLong);
   expect_products([&] { linear_cross_entropy(x, weight, targets).loss.backward(); });
   expect_products([&] { token_log_probs(x, weight, targets); });
+}
+
+TEST(TilesBf16, attention_multiplies_on_the_matrix_unit_and_leaves_it) {
+  const at::Tensor q = leaf({1, 2, 150, 24}, 1), k = leaf({1, 2, 150, 24}, 1), v = leaf({1, 2, 150, 24}, 1);
+  at::Tensor y;
+  expect_products([&] { y = self_attention(q, k, v, /*causal=*/true); });
+  expect_products([&] { y.sum().backward(); });
 }
 
 TEST(TilesBf16, dense_products_match_double_precision) {

@@ -42,15 +42,16 @@ def test_bf16_is_as_near_the_truth_as_bf16_can_be(both):
     """Compares with fp64; the limit is twice the error of a straightforward bf16 model, or for a loss a
     hundredth.
 
-    If rounding moves single tokens to other experts, the gradients of the two bf16 models differ by chance.
-    Then only their sum total is bounded."""
+    If rounding moves single tokens to other experts, the two bf16 models differ by chance. Then losses may differ
+    by a fiftieth, and only the sum total of the gradients is bounded."""
     got = both.dtopp("bf16")
     truth, _ = both.reference(torch.float64)
     plain, _ = both.reference(torch.float32, compute=torch.bfloat16)
     gradients = [name for name in truth if name.startswith("grad/")]
+    largest = 0.01 if both.case in WITHOUT_DECISIONS else 0.02
     for name in truth:
         if name.startswith("loss/"):
-            assert distance(got[name], truth[name]) < max(0.01, 2 * distance(plain[name], truth[name])), name
+            assert distance(got[name], truth[name]) < max(largest, 2 * distance(plain[name], truth[name])), name
     if both.case in WITHOUT_DECISIONS:
         for name in ["logits", *gradients]:
             assert distance(got[name], truth[name]) < 2 * distance(plain[name], truth[name]) + 0.001, name

@@ -1,0 +1,132 @@
+// Each thread takes blocks of queries. It computes the scores of a strip of queries and a block of keys,
+// replaces them by exponentials relative to the highest score so far, and adds their products with the
+// values.
+#include "dtopp/ops/attention/attention_tiles_cpu.h"
+
+#include <limits>
+
+#include <ATen/record_function.h>
+
+namespace dtopp::ops {
+namespace attention_tiles {
+namespace {
+
+constexpr int64_t kQueries = 256, kKeys = 512;  // of a block
+constexpr int64_t kScoreStride = kKeys + 16;    // rows a power of two apart share cache sets
+
+// Floats as integers of the same order; NaNs are the highest. It is its own inverse.
+[[gnu::always_inline]] inline int32_t ordered(int32_t bits) { return bits ^ (bits >> 31 & 0x7FFFFFFF); }
+
+struct Softmax {
+  float highest = -std::numeric_limits<float>::infinity();  // score
+  float total = 0;                                          // of the exponentials relative to it
+};
+
+// Replaces `count` scores by exponentials. Returns the factor of what was added before.
+[[gnu::always_inline]] inline float exponentials(float* scores, int64_t count, float scale, Softmax& so_far) {
+  int32_t most = ordered(std::bit_cast<int32_t>(so_far.highest));
+#pragma omp simd reduction(max : most)
+  for (int64_t i = 0; i < count; ++i) most = std::max(most, ordered(std::bit_cast<int32_t>(scores[i])));
+  const auto highest = std::bit_cast<float>(ordered(most));
+  float total = 0;
+#pragma omp simd reduction(+ : total)
+  for (int64_t i = 0; i < count; ++i) {
+    scores[i] = fast_exp(scale * (scores[i] - highest));
+    total += scores[i];
+  }
+  const float factor = fast_exp(scale * (so_far.highest - highest));
+  so_far = {highest, factor * so_far.total + total};
+  return factor;
+}
+
+struct ForwardBuffers {
+  BufferParts<Number> queries, keys, values, weights;  // packed
+  BufferParts<float> scores, sums;
+  std::array<Softmax, kQueries> softmax;
+
+  ForwardBuffers(const AttentionSizes& s, const at::TensorOptions& options)
+      : queries(1, Tiles::left_size<Order::kRows>(kQueries, s.K), options),
+        keys(1, Tiles::right_size(s.K, kKeys), options),
+        values(1, Tiles::right_size(kKeys, s.K), options),
+        weights(1, kTile * Tiles::left_stride(kKeys), options),
+        scores(1, kTile * kScoreStride, options),
+        sums(1, kQueries * s.width(), options) {}
+};
+
+struct ForwardHead {
+  Rows q, k, v, y;
+  float* logsumexp_L;
+};
+
+// Computes the rows of y from `begin` on, kQueries of them or fewer.
+void attend(const ForwardHead& head, const AttentionSizes& s, int64_t begin, ForwardBuffers& own) {
+  const int64_t rows = std::min(kQueries, s.L - begin), end = s.causal ? begin + rows : s.L;
+  const int64_t stride = Tiles::left_stride(s.K), width = s.width();
+  Number *keys = own.keys.of(0), *values = own.values.of(0), *weights = own.weights.of(0);
+  float *scores = own.scores.of(0), *sums = own.sums.of(0);
+  own.softmax.fill({});
+  pack_left_rows<Tiles>([&](int64_t m) { return head.q(begin + m); }, rows, s.K, own.queries.of(0));
+  for (int64_t n = 0; n < end; n += kKeys) {
+    const int64_t count = std::min(kKeys, end - n);
+    Tiles::pack_right_transposed(head.k(n), head.k.stride, s.K, count, 0, count, keys);
+    Tiles::pack_right_rows([&](int64_t i) { return head.v(n + i); }, count, s.K, 0, s.K, values);
+    for (int64_t m = 0; m < rows; m += kTile) {
+      const int64_t strip = std::min(kTile, rows - m);
+      const auto seen = [&](int64_t row) {  // keys of this block
+        return s.causal ? std::min(count, begin + m + row + 1 - n) : count;
+      };
+      const int64_t depth = seen(strip - 1);
+      for (int64_t i = 0; i < depth; i += kTile)
+        multiply(own.queries.of(0) + m * stride, stride, keys + i * Tiles::depth(s.K), 0, strip, kTile, s.K,
+                 false, scores + i, kScoreStride);
+      run_widest([&] {
+        for (int64_t r = 0; r < strip; ++r) {
+          float *row = scores + r * kScoreStride, *sum = sums + (m + r) * width;
+          const float factor = exponentials(row, seen(r), s.scale(), own.softmax[m + r]);
+          std::fill(row + seen(r), row + Tiles::depth(depth), 0.0F);
+          bfloat16_loops().convert(row, weights + r * Tiles::left_stride(kKeys), Tiles::depth(depth));
+#pragma omp simd
+          for (int64_t i = 0; i < (n > 0 ? width : 0); ++i) sum[i] *= factor;
+        }
+      });
+      multiply(weights, Tiles::left_stride(kKeys), values, kTile * Tiles::depth(count), strip, width, depth,
+               n > 0, sums + m * width, width);
+    }
+  }
+  run_widest([&] {
+    for (int64_t m = 0; m < rows; ++m) {
+      const Softmax& softmax = own.softmax[m];
+      float* sum = sums + m * width;
+#pragma omp simd
+      for (int64_t i = 0; i < s.K; ++i) sum[i] /= softmax.total;
+      bfloat16_loops().convert(sum, head.y(begin + m), s.K);
+      head.logsumexp_L[begin + m] = s.scale() * softmax.highest + std::log(softmax.total);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace attention_tiles
+
+AttentionResult attention_in_tiles(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                   bool causal) {
+  using namespace attention_tiles;
+  RECORD_FUNCTION("dtopp::attention", (std::array<c10::IValue, 5>{q, k, v, 0.0, causal}));
+  const AttentionSizes s(q, causal);
+  const AttentionResult out{s.empty(q.options()), at::empty({s.B, s.H, s.L}, q.options().dtype(at::kFloat))};
+  const Heads q_heads(q), k_heads(k), v_heads(v), y_heads(out.y_BHLK);
+  auto* logsumexp = out.logsumexp_BHL.mutable_data_ptr<float>();
+  const int64_t blocks = round_up(s.L, kQueries) / kQueries;
+  at::parallel_for(0, s.B * s.H * blocks, 1, [&](int64_t first, int64_t last) {
+    ForwardBuffers own(s, q.options());
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t h = i / blocks;
+      attend({q_heads.of(h), k_heads.of(h), v_heads.of(h), y_heads.of(h), logsumexp + h * s.L}, s,
+             i % blocks * kQueries, own);
+    }
+    Tiles::release();
+  });
+  return out;
+}
+
+}  // namespace dtopp::ops
