@@ -7,6 +7,7 @@
 #include "dtopp/moe/router_state.h"
 #include "dtopp/moe/routers/make_router.h"
 #include "dtopp/ops/core/host_copy.h"
+#include "dtopp/ops/core/large_pages.h"
 
 namespace dtopp::inference {
 
@@ -15,11 +16,15 @@ models::ParameterLookup load_parameters(const checkpoint::Checkpoint& checkpoint
                                         const at::Device& device, at::ScalarType type) {
   auto tensors = std::make_shared<std::unordered_map<std::string, at::Tensor>>();
   for (const parameters::ParameterSpec& spec : specs) {
-    const at::Tensor tensor = at::empty(spec.shape, at::device(device).dtype(at::kFloat));
+    const at::TensorOptions fp32 = at::device(device).dtype(at::kFloat);
+    const bool converts = type != at::kFloat && spec.compute_precision();
+    const at::Tensor tensor = ops::empty_in_large_pages(spec.shape, converts ? fp32.dtype(type) : fp32);
+    const at::Tensor read = converts ? at::empty(spec.shape, fp32) : tensor;
     ops::copy_from_bytes(kind == ParameterKind::kRaw ? checkpoint.parameter(spec.name, spec.shape)
                                                      : checkpoint.ema(spec.name, spec.shape),
-                         tensor);
-    tensors->emplace(spec.name, spec.compute_precision() ? tensor.to(type) : tensor);
+                         read);
+    if (converts) tensor.copy_(read);
+    tensors->emplace(spec.name, tensor);
   }
   return [tensors](const std::string& name) { return tensors->at(name); };
 }

@@ -122,10 +122,8 @@ namespace avx512_bf16 {
 std::vector<const Bfloat16Loops*> all_bfloat16_loops() {
   std::vector<const Bfloat16Loops*> all{&scalar};
 #if defined(DTOPP_HAS_REGISTERS)
-  if (widest_simd() == Simd::kAvx512) {
-    all.push_back(&avx512::loops);
-    if (__builtin_cpu_supports("avx512bf16")) all.push_back(&avx512_bf16::loops);
-  }
+  if (widest_simd() == Simd::kAvx512) all.push_back(&avx512::loops);
+  if (has_avx512_bf16()) all.push_back(&avx512_bf16::loops);
 #endif
   return all;
 }

@@ -26,4 +26,13 @@ Simd widest_simd() {
   return widest;
 }
 
+bool has_avx512_bf16() {
+#if defined(__x86_64__)
+  static const bool has = widest_simd() == Simd::kAvx512 && __builtin_cpu_supports("avx512bf16");
+  return has;
+#else
+  return false;
+#endif
+}
+
 }  // namespace dtopp::ops

@@ -15,6 +15,9 @@ enum class Simd { kBaseline, kAvx2, kAvx512 };
 // ATEN_CPU_CAPABILITY (default, avx2) asks for it. libtorch's own kernels follow the same variable.
 Simd widest_simd();
 
+// Returns true if this set is AVX-512 and the machine has AVX512_BF16, which multiplies bf16.
+bool has_avx512_bf16();
+
 #if defined(__x86_64__)
 template <typename Body>
 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"), gnu::flatten]] void run_avx512(

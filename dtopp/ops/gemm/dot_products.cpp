@@ -20,6 +20,8 @@ using Number = c10::BFloat16;
 
 #if defined(__x86_64__)
 constexpr int64_t kDotColumns = 4, kDotLanes = 32;
+constexpr int64_t kBlocksAhead = 2;   // the block of columns that is prefetched
+constexpr int kRowsInFirstCache = 4;  // with more rows, prefetched numbers would drive them out of that cache
 
 // The sums of the lanes of four registers. The masks take all lanes: GCC warns of the functions without.
 [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] inline __m128 sum_lanes(
@@ -37,13 +39,16 @@ constexpr int64_t kDotColumns = 4, kDotLanes = 32;
                     __builtin_shufflevector(halves, halves, 4, 5, 6, 7));
 }
 
-// Multiplies kRows rows with four columns, rows of the weight. `fetch` is the distance of the numbers of the
-// weight that are prefetched; 0: none.
+// Multiplies kRows rows with a block of four columns, rows of the weight. Prefetches as many numbers from
+// `ahead` on, in their order; null: none. Processors recognize one stream of reads. Four streams that are a
+// row apart reach less than half of the memory's bandwidth.
 template <int kRows>
 [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] void multiply_dots(const Number* const* rows,
                                                                            const Number* const* columns,
-                                                                           int64_t K, int64_t fetch, float* C,
-                                                                           int64_t ldc, __mmask8 stored) {
+                                                                           int64_t K, const Number* ahead,
+                                                                           float* C, int64_t ldc,
+                                                                           __mmask8 stored) {
+  constexpr auto kCache = kRows <= kRowsInFirstCache ? _MM_HINT_T0 : _MM_HINT_T1;
   __m512 sums[kRows][kDotColumns];
 #pragma GCC unroll 6
   for (int m = 0; m < kRows; ++m) {
@@ -56,7 +61,8 @@ template <int kRows>
 #pragma GCC unroll 4
     for (int n = 0; n < kDotColumns; ++n) {
       weight[n] = (__m512bh)_mm512_loadu_si512(columns[n] + k);
-      if (fetch != 0) _mm_prefetch(reinterpret_cast<const char*>(columns[n] + k + fetch), _MM_HINT_T0);
+      if (ahead != nullptr)
+        _mm_prefetch(reinterpret_cast<const char*>(ahead + k * kDotColumns + n * kDotLanes), kCache);
     }
 #pragma GCC unroll 6
     for (int m = 0; m < kRows; ++m) {
@@ -81,17 +87,10 @@ template <int kRows>
   for (int m = 0; m < kRows; ++m) _mm_mask_storeu_ps(C + m * ldc, stored, sum_lanes(sums[m]));
 }
 
-using MultiplyDots = void (*)(const Number* const*, const Number* const*, int64_t, int64_t, float*, int64_t,
-                              __mmask8);
+using MultiplyDots = void (*)(const Number* const*, const Number* const*, int64_t, const Number*, float*,
+                              int64_t, __mmask8);
 constexpr std::array<MultiplyDots, 6> kDotBlocks = {multiply_dots<1>, multiply_dots<2>, multiply_dots<3>,
                                                     multiply_dots<4>, multiply_dots<5>, multiply_dots<6>};
-
-bool has_dots() {
-  static const bool has = widest_simd() == Simd::kAvx512 && __builtin_cpu_supports("avx512bf16");
-  return has;
-}
-#else
-bool has_dots() { return false; }
 #endif
 
 // Computes the columns [begin, end) of y_TN.
@@ -120,28 +119,32 @@ void multiply_dot_columns(const at::Tensor& x_TD, const at::Tensor& weight_ND, i
 }  // namespace
 
 bool DotProducts::multiply_rows_of(const at::Tensor& x, int64_t rows) {
-  return x.is_cpu() && x.scalar_type() == at::kBFloat16 && has_dots() &&
+  return x.is_cpu() && x.scalar_type() == at::kBFloat16 && has_avx512_bf16() &&
          (rows < kRowsBeforeTiles || !has_amx());
 }
 
 #if defined(__x86_64__)
 void DotProducts::multiply(const Number* const* rows, int64_t M, const Number* weight_NK, int64_t N,
-                           int64_t K, float* C, int64_t ldc) {
+                           int64_t K, float* C, int64_t ldc, const Number* next_NK) {
   constexpr int64_t kDotRows = kDotBlocks.size();
+  if (next_NK == nullptr) next_NK = weight_NK + N * K;
   for (int64_t n = 0; n < N; n += kDotColumns) {
     const int64_t present = std::min(kDotColumns, N - n);
     std::array<const Number*, kDotColumns> columns{};
     for (int64_t i = 0; i < kDotColumns; ++i) columns[i] = weight_NK + (n + std::min(i, present - 1)) * K;
     const auto stored = static_cast<__mmask8>((1U << present) - 1);
+    const int64_t later = n + kBlocksAhead * kDotColumns;
+    const Number* ahead = later < N ? weight_NK + later * K : next_NK + (later - N) * K;
     for (int64_t m = 0; m < M; m += kDotRows) {
       const int64_t count = std::min(kDotRows, M - m);
-      kDotBlocks[count - 1](rows + m, columns.data(), K, m == 0 ? kDotColumns * K : 0, C + m * ldc + n, ldc,
+      kDotBlocks[count - 1](rows + m, columns.data(), K, m == 0 ? ahead : nullptr, C + m * ldc + n, ldc,
                             stored);
     }
   }
 }
 #else
-void DotProducts::multiply(const Number* const*, int64_t, const Number*, int64_t, int64_t, float*, int64_t) {}
+void DotProducts::multiply(const Number* const*, int64_t, const Number*, int64_t, int64_t, float*, int64_t,
+                           const Number*) {}
 #endif
 
 std::vector<at::Tensor> multiply_by_dot_products(const at::Tensor& x_TD, at::TensorList weights,

@@ -17,9 +17,10 @@ struct DotProducts {
   // if it has AMX, whose tiles are several times as fast with many.
   static bool multiply_rows_of(const at::Tensor& x, int64_t rows);
 
-  // C[m * ldc + n] = sum over k < K of rows[m][k] weight_NK[n * K + k], for m < M and n < N.
+  // C[m * ldc + n] = sum over k < K of rows[m][k] weight_NK[n * K + k], for m < M and n < N. next_NK: the
+  // weights that the caller multiplies next, which are prefetched; null: those behind weight_NK.
   static void multiply(const c10::BFloat16* const* rows, int64_t M, const c10::BFloat16* weight_NK, int64_t N,
-                       int64_t K, float* C, int64_t ldc);
+                       int64_t K, float* C, int64_t ldc, const c10::BFloat16* next_NK = nullptr);
 };
 
 // x_TD W_ND^T of each weight, in `type`, bf16 or fp32. Threads are woken once for all weights.

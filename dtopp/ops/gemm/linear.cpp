@@ -2,29 +2,15 @@
 
 #include <ATen/native/CPUBlas.h>
 
+#include "dtopp/ops/core/simd.h"
 #include "dtopp/ops/gemm/dot_products.h"
 #include "dtopp/ops/gemm/linear_cpu.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 namespace dtopp::ops {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-bool cpu_multiplies_bf16() {
-#if defined(__x86_64__)
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__builtin_cpu_supports("avx512f")) return false;
-  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1U << 5)) != 0) return true;  // AVX512_BF16
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & (1U << 22)) != 0;           // AMX-BF16
-#else
-  return false;
-#endif
-}
 
 // y = x W^T on packed tiles. It saves only its inputs. A bf16 product is formed in fp32 and rounded once.
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
@@ -60,10 +46,7 @@ void check_linear(const at::Tensor& x, const at::Tensor& weight) {
 
 }  // namespace
 
-bool has_bf16_matmul(const at::Device& device) {
-  static const bool cpu = cpu_multiplies_bf16();
-  return device.is_cpu() ? cpu : true;
-}
+bool has_bf16_matmul(const at::Device& device) { return !device.is_cpu() || has_avx512_bf16() || has_amx(); }
 
 bool has_amx() {
   static const bool has = at::native::cpublas::could_pack(at::kBFloat16);
@@ -84,14 +67,13 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
 std::vector<at::Tensor> linear_by_row(const at::Tensor& x_TD, at::TensorList weights, at::ScalarType type) {
   for (const at::Tensor& weight_ND : weights) check_linear(x_TD, weight_ND);
   if (DotProducts::multiply_rows_of(x_TD, x_TD.size(0))) return multiply_by_dot_products(x_TD, weights, type);
+  const bool converts = type != x_TD.scalar_type();
   std::vector<at::Tensor> products;
   for (const at::Tensor& weight_ND : weights) {
-    if (type == x_TD.scalar_type())
-      products.push_back(ops::linear(x_TD, weight_ND));
+    if (multiplies_on_tiles(x_TD) || (converts && x_TD.is_cpu()))
+      products.push_back(multiply_transposed_cpu(x_TD.contiguous(), weight_ND.contiguous(), type));
     else
-      products.push_back(x_TD.is_cpu()
-                             ? multiply_transposed_cpu(x_TD.contiguous(), weight_ND.contiguous(), type)
-                             : at::mm(x_TD, weight_ND.t(), type));
+      products.push_back(converts ? at::mm(x_TD, weight_ND.t(), type) : at::linear(x_TD, weight_ND));
   }
   return products;
 }

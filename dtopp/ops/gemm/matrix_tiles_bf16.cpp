@@ -13,8 +13,6 @@ namespace dtopp::ops {
 namespace {
 
 #if defined(__x86_64__)
-bool has_avx512_bf16() { return widest_simd() == Simd::kAvx512 && __builtin_cpu_supports("avx512bf16"); }
-
 constexpr int64_t kLanes = 16, kVectors = kPanelColumns / kLanes, kPairs = 2 * kLanes;
 
 // Multiplies kRows rows of C, held in kRows x 4 registers. AVX512_BF16 adds the products of two k at a time.
@@ -56,7 +54,6 @@ void multiply_pairs(int64_t M, int64_t K, int64_t lda, int64_t ldb, int64_t ldc,
   for (; m < M; m += 2) multiply_rows<2>(K, lda, ldb, ldc, add, A + m * lda, B, C + m * ldc);
 }
 #else
-bool has_avx512_bf16() { return false; }
 void multiply_pairs(int64_t, int64_t, int64_t, int64_t, int64_t, bool, const c10::BFloat16*,
                     const c10::BFloat16*, float*) {}
 #endif

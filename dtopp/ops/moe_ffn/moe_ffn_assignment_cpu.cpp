@@ -56,6 +56,19 @@ Assignment assign(const at::Tensor& pairs_A2, int64_t experts) {
   return out;
 }
 
+Assignment assign_in_order(const at::Tensor& gates_TE) {
+  Assignment out;
+  const auto gate = gates_TE.accessor<float, 2>();
+  out.offset_E1.push_back(0);
+  for (int64_t e = 0; e < gate.size(1); ++e) {
+    for (int64_t t = 0; t < gate.size(0); ++t) {
+      if (gate[t][e] != 0) out.token_A.push_back(t);
+    }
+    out.offset_E1.push_back(static_cast<int64_t>(out.token_A.size()));
+  }
+  return out;
+}
+
 double mean_rows(const Assignment& pairs) {
   int64_t used = 0;
   for (size_t e = 0; e + 1 < pairs.offset_E1.size(); ++e) used += pairs.count(static_cast<int64_t>(e)) > 0;

@@ -19,45 +19,31 @@ constexpr int64_t kDotRows = DotProducts::kMostRows, kHalfPanel = kPanelColumns 
 constexpr int64_t kRowsPerReading = 8;
 constexpr int64_t kShareWeights = int64_t{1} << 17;  // in about the time that waking a thread takes
 
-// The pairs of a token and an expert, ordered by expert, then token.
-struct RowPairs {
-  std::vector<int64_t> offset_E1, token_A;
-
-  explicit RowPairs(const at::Tensor& gates_TE) : offset_E1(static_cast<size_t>(gates_TE.size(1)) + 1) {
-    const auto gate = gates_TE.accessor<float, 2>();
-    for (int64_t e = 0; e < gate.size(1); ++e) {
-      for (int64_t t = 0; t < gate.size(0); ++t) {
-        if (gate[t][e] != 0) token_A.push_back(t);
-      }
-      offset_E1[e + 1] = static_cast<int64_t>(token_A.size());
-    }
-  }
-  int64_t experts() const { return static_cast<int64_t>(offset_E1.size()) - 1; }
-  int64_t count(int64_t e) const { return offset_E1[e + 1] - offset_E1[e]; }
-  int64_t cost(int64_t e) const { return count(e) == 0 ? 0 : count(e) + kRowsPerReading; }
-};
+int64_t cost(const Assignment& pairs, int64_t e) {
+  return pairs.count(e) == 0 ? 0 : pairs.count(e) + kRowsPerReading;
+}
 
 // Calls body(expert, first column, last column) for the columns of all experts with pairs.
 template <typename Body>
-void for_dot_columns(const RowPairs& pairs, int64_t columns, int64_t step, int64_t weights_per_column,
-                     const Body& body) {
+void for_dot_columns(const Assignment& pairs, int64_t experts, int64_t columns, int64_t step,
+                     int64_t weights_per_column, const Body& body) {
   std::vector<int64_t> used;
   int64_t total = 0;
-  for (int64_t e = 0; e < pairs.experts(); ++e) {
+  for (int64_t e = 0; e < experts; ++e) {
     if (pairs.count(e) > 0) used.push_back(e);
-    total += pairs.cost(e);
+    total += cost(pairs, e);
   }
   const int64_t weights = total / kRowsPerReading * columns * weights_per_column;
   const int64_t shares = std::clamp<int64_t>(weights / kShareWeights, 1, at::get_num_threads());
   for_even_shares<VectorTiles<float>>(
       0, static_cast<int64_t>(used.size()), columns, step, shares,
-      [&](int64_t i) { return pairs.cost(used[i]); },
+      [&](int64_t i) { return cost(pairs, used[i]); },
       [&](int64_t i, int64_t begin, int64_t end, int64_t /*share*/) { body(used[i], begin, end); });
 }
 
 // Calls body(first pair, number of pairs) for blocks of an expert's pairs.
 template <typename Body>
-void for_pair_blocks(const RowPairs& pairs, int64_t e, const Body& body) {
+void for_pair_blocks(const Assignment& pairs, int64_t e, const Body& body) {
   for (int64_t a = pairs.offset_E1[e]; a < pairs.offset_E1[e + 1]; a += kDotRows)
     body(a, std::min(kDotRows, pairs.offset_E1[e + 1] - a));
 }
@@ -65,7 +51,7 @@ void for_pair_blocks(const RowPairs& pairs, int64_t e, const Body& body) {
 at::Tensor by_dot_products(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                            const at::Tensor& down_proj) {
   const int64_t D = x_TD.size(1), F = down_proj.size(2), E = gates_TE.size(1);
-  const RowPairs pairs(gates_TE);
+  const Assignment pairs = assign_in_order(gates_TE);
   const at::Tensor act_AF = at::empty({static_cast<int64_t>(pairs.token_A.size()), F}, x_TD.options());
   const at::Tensor y_TD = at::zeros(x_TD.sizes(), gates_TE.options());
   const auto *x = x_TD.const_data_ptr<Number>(), *gate_up = gate_up_proj.const_data_ptr<Number>(),
@@ -73,17 +59,17 @@ at::Tensor by_dot_products(const at::Tensor& x_TD, const at::Tensor& gates_TE, c
   const auto* gates = gates_TE.const_data_ptr<float>();
   auto* act = act_AF.mutable_data_ptr<Number>();
   auto* y = y_TD.mutable_data_ptr<float>();
-  for_dot_columns(pairs, F, kHalfPanel, 2 * D, [&](int64_t e, int64_t begin, int64_t end) {
+  for_dot_columns(pairs, E, F, kHalfPanel, 2 * D, [&](int64_t e, int64_t begin, int64_t end) {
     alignas(64) std::array<float, kDotRows * kPanelColumns> tile;
     std::array<const Number*, kDotRows> rows{};
     for_pair_blocks(pairs, e, [&](int64_t a, int64_t count) {
       for (int64_t m = 0; m < count; ++m) rows[m] = x + pairs.token_A[a + m] * D;
       for (int64_t f = begin; f < end; f += kHalfPanel) {
         const int64_t columns = std::min(kHalfPanel, end - f);
-        const Number* gate = gate_up + (e * 2 * F + f) * D;
-        DotProducts::multiply(rows.data(), count, gate, columns, D, tile.data(), kPanelColumns);
-        DotProducts::multiply(rows.data(), count, gate + F * D, columns, D, tile.data() + kHalfPanel,
-                              kPanelColumns);
+        const Number *gate = gate_up + (e * 2 * F + f) * D, *up = gate + F * D;
+        DotProducts::multiply(rows.data(), count, gate, columns, D, tile.data(), kPanelColumns, up);
+        DotProducts::multiply(rows.data(), count, up, columns, D, tile.data() + kHalfPanel, kPanelColumns,
+                              gate + columns * D);
         bfloat16_loops().swiglu(tile.data(), count, columns, act + a * F + f, F, nullptr, 0, F);
       }
     });
@@ -94,7 +80,7 @@ at::Tensor by_dot_products(const at::Tensor& x_TD, const at::Tensor& gates_TE, c
                    [&](int64_t first, int64_t last) {
                      alignas(64) std::array<float, kDotRows * kPanelColumns> tile;
                      std::array<const Number*, kDotRows> rows{};
-                     for (int64_t e = 0; e < pairs.experts(); ++e) {
+                     for (int64_t e = 0; e < E; ++e) {
                        for_pair_blocks(pairs, e, [&](int64_t a, int64_t count) {
                          for (int64_t m = 0; m < count; ++m) rows[m] = act + (a + m) * F;
                          for (int64_t d = first * kPanelColumns; d < std::min(last * kPanelColumns, D);

@@ -63,8 +63,8 @@ struct SumStep {
 struct Assignment {
   std::vector<int64_t> offset_E1;  // expert e has the pairs [offset[e], offset[e + 1])
   std::vector<int64_t> token_A;
-  std::vector<SumStep> step_A;
-  int64_t slots = 1;  // largest number of slots that a token uses
+  std::vector<SumStep> step_A;  // empty if a token's rows are added in order
+  int64_t slots = 1;            // largest number of slots that a token uses
 
   int64_t count(int64_t e) const { return offset_E1[e + 1] - offset_E1[e]; }
 };
@@ -72,6 +72,9 @@ struct Assignment {
 // Builds the assignment from pairs_A2, (expert, token) in that order. Its steps add a token's rows along the
 // tree of expert_tree.h.
 Assignment assign(const at::Tensor& pairs_A2, int64_t experts);
+
+// Builds the assignment of the gates other than 0, f32 [T, E], without steps.
+Assignment assign_in_order(const at::Tensor& gates_TE);
 
 // The experts [first, last) and their pairs [pair, pair + rows).
 struct ExpertGroup {
