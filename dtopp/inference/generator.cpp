@@ -27,14 +27,29 @@ at::Tensor last_rows(std::span<const models::Segment> segments) {
 
 // Returns the active experts of each token, mean over layers, f64 [T] on the host.
 at::Tensor active_experts(const models::HiddenStates& states) {
-  at::Tensor sum = at::zeros({states.x_TD.size(0)}, states.x_TD.options().dtype(at::kDouble));
-  for (const ops::RouteOutput& routing : states.routing) sum += routing.gates_TE.ne(0).sum(-1);
-  return (sum / static_cast<double>(std::max<size_t>(states.routing.size(), 1))).cpu();
+  if (states.routing.empty()) return at::zeros({states.x_TD.size(0)}, at::kDouble);
+  std::vector<at::Tensor> gates_L;
+  for (const ops::RouteOutput& routing : states.routing) gates_L.push_back(routing.gates_TE);
+  const at::Tensor sum_T = at::stack(gates_L).ne(0).sum(at::IntArrayRef{0, 2});
+  return (sum_T.to(at::kDouble) / static_cast<double>(gates_L.size())).cpu();
 }
 
 // f32 [N, V]; greedy generation takes the lowest id of the highest ones.
 at::Tensor logits_of(const at::Tensor& x_ND, const at::Tensor& head_VD) {
   return ops::linear_by_row(x_ND, at::TensorList(head_VD), at::kFloat)[0];
+}
+
+// Returns the id of the highest logit of each row, the lowest of equal ones. libtorch computes all rows on
+// one thread.
+at::Tensor likeliest_ids(const at::Tensor& logits_NV) {
+  if (!logits_NV.is_cpu()) return logits_NV.argmax(-1).cpu();
+  at::Tensor ids_N = at::empty({logits_NV.size(0)}, at::kLong);
+  at::parallel_for(0, logits_NV.size(0), 1, [&](int64_t begin, int64_t end) {
+    const c10::InferenceMode inference;
+    for (int64_t n = begin; n < end; ++n)
+      ids_N.mutable_data_ptr<int64_t>()[n] = logits_NV[n].argmax().item<int64_t>();
+  });
+  return ids_N;
 }
 
 // Scores the tokens `ids` that follow the rows of x.
@@ -164,7 +179,7 @@ moe::Routing Generation::routing_of(std::span<Sequence* const> sequences) const 
 }
 
 std::vector<GeneratedToken> Generation::step() {
-  const at::NoGradGuard no_grad;
+  const c10::InferenceMode inference;
   const std::vector<Sequence*> sequences = unfinished();
   if (sequences.empty()) return {};
   std::vector<models::Segment> segments;
@@ -210,7 +225,7 @@ std::vector<int32_t> Generation::choose(const at::Tensor& x_ND, std::span<Sequen
     return x_ND.index_select(0, ops::to_device(at::tensor(chosen, at::kLong), x_ND.device()));
   };
   if (!greedy.empty()) {
-    const at::Tensor likeliest = logits_of(rows(greedy), head_VD).argmax(-1).cpu();
+    const at::Tensor likeliest = likeliest_ids(logits_of(rows(greedy), head_VD));
     for (size_t i = 0; i < greedy.size(); ++i)
       ids[greedy[i]] = static_cast<int32_t>(likeliest.const_data_ptr<int64_t>()[i]);
   }

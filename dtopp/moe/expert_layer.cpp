@@ -35,9 +35,9 @@ ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& 
   if (!weights.router_ED.defined())
     return routing.router->select({layer, {}, {}, routing.training, routing.ids_T});
   // Everything after the logits is fp32, independent of the type of x.
-  const at::Tensor logits_TE = routing.token_by_token
-                                   ? ops::linear(x_TD.to(weights.router_ED.scalar_type()), weights.router_ED)
-                                   : ops::router_linear(x_TD, weights.router_ED);
+  const at::Tensor logits_TE =
+      routing.token_by_token ? ops::linear_by_row(x_TD.to(weights.router_ED.scalar_type()), weights.router_ED)
+                             : ops::router_linear(x_TD, weights.router_ED);
   const at::Tensor scale =
       weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());
   const RouterInput input = {layer, logits_TE, scale, routing.training, routing.ids_T};

@@ -38,6 +38,7 @@ HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_
   const config::ModelConfig& config = model.config;
   const RotaryTable rotary = rotary_table(positions_T, config);
   const bool recompute = inputs.recompute == config::Recompute::kLayer;
+  const bool by_row = std::holds_alternative<SegmentMask*>(mask);
   moe::Routing routing = inputs;
   routing.ids_T = tokens_T;
   HiddenStates states;
@@ -50,16 +51,16 @@ HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_
     const LanguageModelBlock block = model.block(static_cast<int64_t>(layer));
     // Returns x after attention, and the input of the feed-forward layer.
     const auto attend = [=](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
-      const at::Tensor normed_TD = norm(in[0], block.input_norm_D, config);
+      const at::Tensor normed_TD = norm(in[0], block.input_norm_D, config, by_row);
       const at::Tensor attended_TD =
           in[0] + attention(normed_TD, block.attention, config, rotary, mask, layer);
-      return {attended_TD, norm(attended_TD, block.post_attention_norm_D, config)};
+      return {attended_TD, norm(attended_TD, block.post_attention_norm_D, config, by_row)};
     };
     const std::vector<at::Tensor> attended = run_part(recompute, attend, {x_TD});
     x_TD = attended[0] + feed_forward(attended[1], block.mlp, layer, routing, states.routing);
   }
   RECORD_USER_SCOPE("final norm");
-  states.x_TD = norm(x_TD, model.norm_D(), config);
+  states.x_TD = norm(x_TD, model.norm_D(), config, by_row);
   return states;
 }
 

@@ -8,6 +8,7 @@
 
 #include "dtopp/ops/attention/attention.h"
 #include "dtopp/ops/attention/document_attention.h"
+#include "dtopp/ops/attention/norm_by_row.h"
 #include "dtopp/ops/attention/norm_rotary.h"
 #include "dtopp/ops/gemm/linear.h"
 
@@ -109,9 +110,12 @@ AttentionWeights attention_weights(const config::ModelConfig& model, const std::
   return weights;
 }
 
-at::Tensor norm(const at::Tensor& x, const at::Tensor& gain_D, const config::ModelConfig& model) {
-  if (model.norm == config::NormType::kRms) return at::rms_norm(x, gain_D.sizes(), gain_D, model.norm_eps);
-  return at::layer_norm(x, gain_D.sizes(), gain_D, {}, model.norm_eps);
+at::Tensor norm(const at::Tensor& x_TD, const at::Tensor& gain_D, const config::ModelConfig& model,
+                bool by_row) {
+  const bool centred = model.norm == config::NormType::kLayer;
+  if (by_row) return ops::norm_by_row(x_TD, gain_D, model.norm_eps, centred);
+  if (!centred) return at::rms_norm(x_TD, gain_D.sizes(), gain_D, model.norm_eps);
+  return at::layer_norm(x_TD, gain_D.sizes(), gain_D, {}, model.norm_eps);
 }
 
 RotaryTable rotary_table(const at::Tensor& positions_T, const config::ModelConfig& model) {

@@ -29,6 +29,7 @@ at::Tensor swiglu(const at::Tensor& gate_up_TG, bool token_by_token) {
   at::Tensor y_TF = at::empty(gate_TF.sizes(), gate_TF.options());
   const int64_t grain = std::max<int64_t>(kNumbersPerThread / std::max<int64_t>(gate_TF.size(1), 1), 1);
   at::parallel_for(0, gate_TF.size(0), grain, [&](int64_t begin, int64_t end) {
+    const c10::InferenceMode mode(y_TF.is_inference());  // that of the caller, which a thread does not have
     const at::NoGradGuard no_grad;
     y_TF.slice(0, begin, end).copy_(at::silu(gate_TF.slice(0, begin, end)) * up_TF.slice(0, begin, end));
   });

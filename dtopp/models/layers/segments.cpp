@@ -21,19 +21,21 @@ at::Tensor sdpa(const at::Tensor& q_LHK, const at::Tensor& k_LGK, const at::Tens
       .transpose(0, 1);
 }
 
+// Grows a cache of `length` tokens to a capacity of `added` more, with the heads of like_TGK.
+void grow(at::Tensor& stored_GLK, int64_t length, int64_t added, const at::Tensor& like_TGK) {
+  const int64_t needed = length + added, capacity = stored_GLK.defined() ? stored_GLK.size(1) : 0;
+  if (needed <= capacity) return;
+  const int64_t blocks = (needed + kCacheBlock - 1) / kCacheBlock;
+  const at::Tensor grown =
+      at::empty({like_TGK.size(1), blocks * kCacheBlock, like_TGK.size(2)}, like_TGK.options());
+  if (length > 0) grown.narrow(1, 0, length).copy_(stored_GLK.narrow(1, 0, length));
+  stored_GLK = grown;
+}
+
 // Writes `added` behind the first `length` tokens and returns all.
-at::Tensor put(at::Tensor& stored_GLK, int64_t length, const at::Tensor& added_LGK) {
-  const int64_t needed = length + added_LGK.size(0);
-  const int64_t capacity = stored_GLK.defined() ? stored_GLK.size(1) : 0;
-  if (needed > capacity) {
-    const int64_t blocks = (needed + kCacheBlock - 1) / kCacheBlock;
-    const at::Tensor grown =
-        at::empty({added_LGK.size(1), blocks * kCacheBlock, added_LGK.size(2)}, added_LGK.options());
-    if (length > 0) grown.narrow(1, 0, length).copy_(stored_GLK.narrow(1, 0, length));
-    stored_GLK = grown;
-  }
+at::Tensor put(const at::Tensor& stored_GLK, int64_t length, const at::Tensor& added_LGK) {
   stored_GLK.narrow(1, length, added_LGK.size(0)).copy_(added_LGK.transpose(0, 1));
-  return stored_GLK.narrow(1, 0, needed).transpose(0, 1);
+  return stored_GLK.narrow(1, 0, length + added_LGK.size(0)).transpose(0, 1);
 }
 
 }  // namespace
@@ -44,8 +46,16 @@ at::Tensor repeat_heads(const at::Tensor& x_TGK, int64_t num_heads) {
 }
 
 KeyValueCache::Layer KeyValueCache::append(size_t layer, const at::Tensor& k_TGK, const at::Tensor& v_TGK) {
-  Stored& stored = layers_.at(layer);
+  const Stored& stored = reserve(layer, k_TGK.size(0), k_TGK, v_TGK);
   return {put(stored.k_GLK, length_, k_TGK), put(stored.v_GLK, length_, v_TGK)};
+}
+
+const KeyValueCache::Stored& KeyValueCache::reserve(size_t layer, int64_t tokens, const at::Tensor& k_TGK,
+                                                    const at::Tensor& v_TGK) {
+  Stored& stored = layers_.at(layer);
+  grow(stored.k_GLK, length_, tokens, k_TGK);
+  grow(stored.v_GLK, length_, tokens, v_TGK);
+  return stored;
 }
 
 void KeyValueCache::advance(int64_t tokens, int64_t document_begin) {
@@ -92,18 +102,20 @@ at::Tensor SegmentMask::attend(size_t layer, const QueryKeyValue& qkv) const {
     if (length > 0) out.copy_(attend_to(i, last, layer, qkv, own));
     i = last;
   }
-  if (!decoded.empty()) ops::cached_attention(qkv.q_THK.contiguous(), decoded, mixed_THK);
+  if (!decoded.empty())
+    ops::cached_attention(qkv.q_THK.contiguous(), qkv.k_TGK.contiguous(), qkv.v_TGK.contiguous(), decoded,
+                          mixed_THK);
   return mixed_THK;
 }
 
-// Appends the segment's only token to its cache. Returns the keys and values that the token sees.
+// The segment has one token.
 ops::CachedSequence SegmentMask::cached(size_t index, size_t layer, const QueryKeyValue& qkv) const {
   const int64_t row = begin_[index];
-  const auto [k_LGK, v_LGK] =
-      segments_[index].cache->append(layer, qkv.k_TGK.narrow(0, row, 1), qkv.v_TGK.narrow(0, row, 1));
+  KeyValueCache& cache = *segments_[index].cache;
+  const auto& [k_GLK, v_GLK] = cache.reserve(layer, 1, qkv.k_TGK, qkv.v_TGK);
   const bool hides = !hides_.empty() && hides_[index];
   const int64_t first = hides ? first_seen_T_.const_data_ptr<int64_t>()[row] : 0;
-  return {row, k_LGK.slice(0, first), v_LGK.slice(0, first)};
+  return {row, k_GLK, v_GLK, first, cache.length()};
 }
 
 void SegmentMask::extend_caches() const {

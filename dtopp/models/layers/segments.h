@@ -40,13 +40,16 @@ class KeyValueCache {
   };
   // Adds the keys and values of the next tokens to a layer and returns all of that layer.
   Layer append(size_t layer, const at::Tensor& k_TGK, const at::Tensor& v_TGK);
-  // Call after append for all layers.
-  void advance(int64_t tokens, int64_t document_begin);
-
- private:
   struct Stored {  // whole blocks; undefined while empty
     at::Tensor k_GLK, v_GLK;
   };
+  // Returns the memory of a layer with a capacity of `tokens` more, whose keys and values have the shape and
+  // type of k_TGK and v_TGK after T. The caller writes them.
+  const Stored& reserve(size_t layer, int64_t tokens, const at::Tensor& k_TGK, const at::Tensor& v_TGK);
+  // Call after append or reserve for all layers.
+  void advance(int64_t tokens, int64_t document_begin);
+
+ private:
   std::vector<Stored> layers_;
   int64_t length_ = 0;
   int64_t document_begin_ = 0;

@@ -8,15 +8,17 @@
 namespace dtopp::ops {
 
 struct CachedSequence {
-  int64_t row;              // of the sequence's token in q and y
-  at::Tensor k_LGK, v_LGK;  // G a divisor of H; the last dimension is contiguous
+  int64_t row;              // of the sequence's token in q, k, v and y
+  at::Tensor k_GLK, v_GLK;  // the cache, contiguous; its capacity includes the token
+  int64_t first, position;  // the token attends to [first, position]; `position` is its own
 };
 
-// y[row] = softmax(q[row] k^T / sqrt(K)) v for each sequence. The scores and sums are fp32. A row does not
-// depend on the other sequences.
+// Writes k[row] and v[row] to the cache of each sequence. Then y[row] = softmax(q[row] k^T / sqrt(K)) v over
+// its keys and values. The scores and sums are fp32. A row does not depend on the other sequences.
 //
-// Shapes:        q_THK and y_THK [T, H, K], contiguous, f32 or bf16 as all keys and values
-void cached_attention(const at::Tensor& q_THK, std::span<const CachedSequence> sequences,
-                      const at::Tensor& y_THK);
+// Shapes:        q_THK and y_THK [T, H, K], k_TGK and v_TGK [T, G, K], G a divisor of H; all contiguous, f32
+//                or bf16
+void cached_attention(const at::Tensor& q_THK, const at::Tensor& k_TGK, const at::Tensor& v_TGK,
+                      std::span<const CachedSequence> sequences, const at::Tensor& y_THK);
 
 }  // namespace dtopp::ops

@@ -83,6 +83,8 @@ at::Tensor norm_rotary(const at::Tensor& x_TD, const at::Tensor& gain_N, const a
               "norm_rotary: expected x [T, D], gain of a divisor of D, and cos and sin [T, D / ", num_heads,
               "], got ", x_TD.sizes(), ", ", gain_N.sizes(), ", ", cos_TK.sizes(), " and ", sin_TK.sizes());
   const bool own = x_TD.scalar_type() == at::kFloat || x_TD.scalar_type() == at::kBFloat16;
+  if (own && !at::GradMode::is_enabled())
+    return call_op<"dtopp::norm_rotary_forward", Forward>(x_TD, gain_N, cos_TK, sin_TK, eps, centred);
   if (own) return NormRotaryFunction::apply(x_TD, gain_N, cos_TK, sin_TK, eps, centred);
   const at::Tensor x_TGN = x_TD.view({x_TD.size(0), x_TD.size(1) / gain_N.size(0), gain_N.size(0)});
   const at::Tensor normal = centred ? at::layer_norm(x_TGN, gain_N.sizes(), gain_N, {}, eps)

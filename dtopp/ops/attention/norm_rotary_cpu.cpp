@@ -1,10 +1,10 @@
 // Processes one row of N numbers at a time: its standard deviation, its normalized numbers and the rotation
 // of each head, while the row is in cache. A token has D / N rows. The backward pass recomputes the
 // normalized row instead of saving it.
-#include <cmath>
 #include <vector>
 
 #include "dtopp/ops/attention/norm_rotary.h"
+#include "dtopp/ops/attention/norm_row_cpu.h"
 #include "dtopp/ops/gemm/cpu_kernel.h"
 
 namespace dtopp::ops {
@@ -16,26 +16,6 @@ struct NormRotaryInputs {
   double eps;
   bool centred;
 };
-
-// Writes x - mean to centred_D and returns 1 / sqrt(var + eps). If `centred` is false, the mean is taken as
-// 0.
-template <typename Scalar>
-[[gnu::always_inline]] inline float centre(const Scalar* x_D, int64_t hidden, float eps, bool centred,
-                                           float* centred_D) {
-  float sum = 0;
-  if (centred) {
-#pragma omp simd reduction(+ : sum)
-    for (int64_t d = 0; d < hidden; ++d) sum += load(x_D[d]);
-  }
-  const float mean = sum / static_cast<float>(hidden);
-  float squares = 0;
-#pragma omp simd reduction(+ : squares)
-  for (int64_t d = 0; d < hidden; ++d) {
-    centred_D[d] = load(x_D[d]) - mean;
-    squares += centred_D[d] * centred_D[d];
-  }
-  return 1 / std::sqrt(squares / static_cast<float>(hidden) + eps);
-}
 
 // Per-thread rows, and the sum of the gain's gradient over the thread's rows.
 struct RowBuffers {
