@@ -23,6 +23,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,23 +35,14 @@ const char* variable(const char* name) {
   return value ? value : "";
 }
 
+constexpr long kUnread = -1;
+
 struct Shim {
   std::string root = variable("FAULT_ROOT");
   std::string mode = variable("FAULT_MODE");
-  long at = *variable("FAULT_PLAN") ? planned_call() : std::atol(variable("FAULT_AT"));
   int error_number = std::atoi(variable("FAULT_ERRNO"));
-  std::atomic<long> calls = 0;
+  std::atomic<long> calls = 0, at = kUnread;
   int log = *variable("FAULT_LOG") ? raw_open(variable("FAULT_LOG")) : -1;
-
-  static long planned_call() {
-    const auto plan = ::syscall(SYS_openat, AT_FDCWD, variable("FAULT_PLAN"), O_RDONLY | O_CLOEXEC);
-    char text[64] = "";
-    const auto size = ::syscall(SYS_read, plan, text, sizeof(text) - 1);
-    ::syscall(SYS_close, plan);
-    long rank = -1, call = 0;
-    if (size <= 0 || std::sscanf(text, "%ld %ld", &rank, &call) != 2) return 0;
-    return std::to_string(rank) == variable("RANK") ? call : 0;
-  }
 
   static int raw_open(const char* path) {
     return static_cast<int>(
@@ -58,9 +50,33 @@ struct Shim {
   }
 };
 
+// A forked process counts anew.
 Shim& shim() {
   static Shim instance;
+  static const int registered = ::pthread_atfork(nullptr, nullptr, [] {
+    instance.calls = 0;
+    instance.at = kUnread;
+  });
+  (void)registered;
   return instance;
+}
+
+long planned_call() {
+  const auto plan = ::syscall(SYS_openat, AT_FDCWD, variable("FAULT_PLAN"), O_RDONLY | O_CLOEXEC);
+  char text[64] = "";
+  const auto size = ::syscall(SYS_read, plan, text, sizeof(text) - 1);
+  ::syscall(SYS_close, plan);
+  long rank = -1, call = 0;
+  if (size <= 0 || std::sscanf(text, "%ld %ld", &rank, &call) != 2) return 0;
+  return std::to_string(rank) == variable("RANK") ? call : 0;
+}
+
+// Read at the first call, because the environment of a forked process may have changed.
+long wanted_call() {
+  Shim& state = shim();
+  if (state.at == kUnread)
+    state.at = *variable("FAULT_PLAN") ? planned_call() : std::atol(variable("FAULT_AT"));
+  return state.at;
 }
 
 std::string path_of(int descriptor) {
@@ -81,7 +97,8 @@ bool is_watched(const std::string& path) { return !shim().root.empty() && path.s
 bool goes_wrong(const char* name) {
   auto& state = shim();
   const long call = ++state.calls;
-  const bool is_the_one = call == state.at;
+  const long at = wanted_call();
+  const bool is_the_one = call == at;
   if (is_the_one) {
     const int fired = Shim::raw_open(variable("FAULT_FIRED"));
     ::syscall(SYS_write, fired, name, std::strlen(name));
@@ -89,8 +106,8 @@ bool goes_wrong(const char* name) {
   }
   if (is_the_one && state.mode == "kill") ::syscall(SYS_kill, ::getpid(), SIGKILL);
   if (is_the_one && state.mode == "stop") ::syscall(SYS_kill, ::getpid(), SIGSTOP);
-  if (state.mode == "slow" && call >= state.at) ::usleep(1000 * std::atoi(variable("FAULT_MILLISECONDS")));
-  if (!(is_the_one && state.mode == "once") && !(call >= state.at && state.mode == "forever")) return false;
+  if (state.mode == "slow" && call >= at) ::usleep(1000 * std::atoi(variable("FAULT_MILLISECONDS")));
+  if (!(is_the_one && state.mode == "once") && !(call >= at && state.mode == "forever")) return false;
   errno = state.error_number;
   return true;
 }
@@ -209,7 +226,7 @@ FILE* fopen64(const char* path, const char* mode) {
 ssize_t write(int descriptor, const void* data, size_t size) {
   const bool watched = is_watched(path_of(descriptor));
   if (watched && goes_wrong("write")) return -1;
-  if (watched && shim().mode == "short" && shim().calls == shim().at) size = (size + 1) / 2;
+  if (watched && shim().mode == "short" && shim().calls == wanted_call()) size = (size + 1) / 2;
   const auto result = ::syscall(SYS_write, descriptor, data, size);
   if (watched && result > 0)
     record("write\t" + std::to_string(descriptor) + "\t" + hexadecimal(data, result));

@@ -6,18 +6,23 @@
 // working directory, the number of arguments, the arguments, the environment. It carries four descriptors:
 // the standard streams and a pipe. A forked process calls main(). The pipe receives the number of this
 // process, and its wait status when it has ended.
+//
+// If this process starts its own program, as a launcher does for each rank, the child that it forks calls
+// main() instead of execve(). It starts with the launcher's memory.
 #include <array>
 #include <csignal>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -27,6 +32,7 @@ namespace {
 
 using Main = int (*)(int, char**, char**);
 Main program_main = nullptr;
+int command_line = -1;  // of a process that has called main(): what /proc/self/cmdline holds after execve()
 
 struct Request {
   std::string words;
@@ -56,22 +62,34 @@ bool receive(int socket, Request& request) {
   return true;
 }
 
-[[noreturn]] void call_main(Request& request) {
+// `arguments` and `environment` end with nullptr.
+[[noreturn]] void call_main(const std::vector<char*>& arguments, char* const* environment) {
+  command_line = static_cast<int>(::syscall(SYS_memfd_create, "command line", MFD_CLOEXEC));
+  const int count = static_cast<int>(arguments.size()) - 1;
+  for (int i = 0; i < count; ++i) {
+    const char* const word = arguments[static_cast<size_t>(i)];
+    if (::syscall(SYS_write, command_line, word, std::strlen(word) + 1) < 0) ::_exit(127);
+  }
+  ::clearenv();
+  for (; *environment; ++environment) ::putenv(*environment);
+  const int status = program_main(count, const_cast<char**>(arguments.data()), environ);
+  std::fflush(nullptr);
+  ::_exit(status);
+}
+
+[[noreturn]] void answer(Request& request) {
   for (int stream = 0; stream < 3; ++stream) ::dup2(request.descriptors[static_cast<size_t>(stream)], stream);
   ::syscall(SYS_close_range, 3U, ~0U, 0U);
   std::vector<char*> words;
   char* const end = request.words.data() + request.words.size();
   for (char* word = request.words.data(); word < end; word += std::strlen(word) + 1) words.push_back(word);
   if (::chdir(words[0]) != 0) ::_exit(127);
-  const auto count = static_cast<size_t>(std::atoi(words[1]));
-  ::signal(SIGPIPE, SIG_DFL);
-  ::clearenv();
-  for (size_t i = 2 + count; i < words.size(); ++i) ::putenv(words[i]);
-  std::vector<char*> arguments(words.begin() + 2, words.begin() + 2 + static_cast<std::ptrdiff_t>(count));
+  const auto environment = words.begin() + 2 + std::atoi(words[1]);
+  std::vector<char*> arguments(words.begin() + 2, environment);
   arguments.push_back(nullptr);
-  const int status = program_main(static_cast<int>(count), arguments.data(), environ);
-  std::fflush(nullptr);
-  ::_exit(status);
+  words.push_back(nullptr);
+  ::signal(SIGPIPE, SIG_DFL);
+  call_main(arguments, &*environment);
 }
 
 void report(int pipe, int value) {
@@ -80,7 +98,7 @@ void report(int pipe, int value) {
 
 Started start(Request& request) {
   const pid_t process = ::fork();
-  if (process == 0) call_main(request);
+  if (process == 0) answer(request);
   for (size_t stream = 0; stream < 3; ++stream) ::close(request.descriptors[stream]);
   report(request.descriptors[3], process);
   return {process, static_cast<int>(::syscall(SYS_pidfd_open, process, 0)), request.descriptors[3]};
@@ -118,13 +136,47 @@ int serve(int /*argc*/, char** /*argv*/, char** /*environment*/) {
   }
 }
 
+void close_on_exec() {
+  std::vector<int> descriptors;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    descriptors.push_back(std::atoi(entry.path().filename().c_str()));
+  for (const int descriptor : descriptors) {
+    if (::syscall(SYS_fcntl, descriptor, F_GETFD) & FD_CLOEXEC) ::syscall(SYS_close, descriptor);
+  }
+}
+
+template <class Function>
+Function* next(const char* name, Function*) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
+}
+
 }  // namespace
 
-// The C library's start of each program calls this with main().
-extern "C" int __libc_start_main(Main main, int argc, char** argv, void (*init)(), void (*fini)(),
-                                 void (*linker_fini)(), void* stack_end) {
-  program_main = main;
-  using Start = int (*)(Main, int, char**, void (*)(), void (*)(), void (*)(), void*);
-  const auto next = reinterpret_cast<Start>(::dlsym(RTLD_NEXT, "__libc_start_main"));
-  return next(serve, argc, argv, init, fini, linker_fini, stack_end);
+extern "C" {
+
+int execve(const char* path, char* const arguments[], char* const environment[]) {
+  std::error_code error;
+  if (command_line < 0 || std::filesystem::read_symlink("/proc/self/exe", error) != path)
+    return next("execve", execve)(path, arguments, environment);
+  close_on_exec();
+  std::vector<char*> words;
+  for (char* const* word = arguments; *word; ++word) words.push_back(*word);
+  words.push_back(nullptr);
+  call_main(words, environment);
 }
+
+// std::ifstream opens its files with this function.
+FILE* fopen64(const char* path, const char* mode) {
+  const bool own = command_line >= 0 && std::strcmp(path, "/proc/self/cmdline") == 0;
+  const auto file = "/proc/self/fd/" + std::to_string(command_line);
+  return next("fopen64", fopen64)(own ? file.c_str() : path, mode);
+}
+
+// The C library's start of each program calls this with main().
+int __libc_start_main(Main main, int argc, char** argv, void (*init)(), void (*fini)(), void (*linker_fini)(),
+                      void* stack_end) {
+  program_main = main;
+  return next("__libc_start_main", __libc_start_main)(serve, argc, argv, init, fini, linker_fini, stack_end);
+}
+
+}  // extern "C"

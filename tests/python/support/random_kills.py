@@ -1,4 +1,4 @@
-"""Kills processes of a small run at random moments. The run must end with the bytes of one that was never killed.
+"""Kills processes of small runs at random moments. Each run must end with the bytes of one that was never killed.
 
     python tests/python/support/random_kills.py --seed 1 --kills 1000
 
@@ -10,7 +10,9 @@ The file is long because drawing a kill, carrying it out and checking the end sh
 
 import argparse
 import collections
+import concurrent.futures
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -27,19 +29,21 @@ import time
 import tiny_run
 from needs import SHIM
 from rank_process import Process
+from start import Starter
 
-STEPS, KEEP = 40, 2
+STEPS, VALIDATE, SAVE, KEEP = 40, 4, 2, 2
 RESTARTS = 3
-MOST_KILLS = 8  # of one run
+MOST_KILLS = 25  # of one run
 OVERRIDES = [
     "model.hidden_size=16", "model.num_layers=1", "model.num_heads=2", "model.ffn_hidden_size=8", "model.num_experts=4",
     "routing.experts=2", "model.sequence_length=16", f"training.steps={STEPS}", "training.micro_batch_size=1",
-    "validation.every=8", "validation.tokens=64", "checkpoint.every=2", f"checkpoint.keep={KEEP}",
+    f"validation.every={VALIDATE}", "validation.tokens=512", f"checkpoint.every={SAVE}", f"checkpoint.keep={KEEP}",
     "logging.tensorboard=false"]
 PATIENCE = 60  # seconds for a run that ends by itself
 
-TARGETS = {"rank": 6, "all ranks": 2, "launcher": 2}
-SIGNALS = {signal.SIGKILL: 85, signal.SIGTERM: 10, signal.SIGSTOP: 5}
+TARGETS = {"rank": 7, "all ranks": 2, "launcher": 1}
+SIGNALS = {signal.SIGKILL: 92, signal.SIGTERM: 6, signal.SIGSTOP: 2}
+PACES = {4: 6, 10: 3, 40: 1}  # the most lines that a run of this pace writes between two kills
 
 
 class Failure(Exception):
@@ -96,8 +100,9 @@ class Variant:
     asynchronous: bool
 
     @staticmethod
-    def drawn(dice):
-        return Variant(dice.choice([1, 2, 3]), dice.choice([False, True]))
+    def of(seed):
+        """Jobs share the references if 3 of them take every third seed each."""
+        return Variant([1, 2, 3, 2, 3, 1][seed % 6], seed % 6 >= 3)
 
 
 @dataclasses.dataclass
@@ -105,12 +110,14 @@ class Kill:
     target: str
     how: signal.Signals
     rank: int
-    delay: float  # seconds from now
-    call: int = 0  # the call of `rank` to kill at; 0: after the delay
+    lines: int  # that the launcher and rank 0 write before the kill
+    delay: float  # seconds after these lines
+    call: int = 0  # the call of `rank` to kill at instead
+    phase: str = ""
 
     def __str__(self):
-        moment = f"call {self.call} of rank {self.rank}" if self.call else f"{self.delay:.3f} s"
-        return f"{self.how.name} to {self.target} ({self.rank}) at {moment}"
+        moment = f"call {self.call} of rank {self.rank}" if self.call else f"{self.delay:.3f} s after {self.lines} lines"
+        return f"{self.how.name} to {self.target} ({self.rank}) at {moment}: {self.phase}"
 
 
 class Unkilled:
@@ -119,13 +126,13 @@ class Unkilled:
     def __init__(self, runs, variant):
         log = runs.folder / "log"
         begin = time.monotonic()
-        launcher = runs.start(variant, FAULT_LOG=log)
+        launcher = runs.start(variant, None, FAULT_LOG=log)
         launcher.wait_for("step 1/")
         self.startup = time.monotonic() - begin
         status, lines = launcher.end(PATIENCE)
         require(status == 0, lines)
-        self.training = time.monotonic() - begin - self.startup
-        self.calls = len(log.read_text().splitlines())  # of all ranks
+        self.step = (time.monotonic() - begin - self.startup) / STEPS
+        self.calls = len(log.read_text().splitlines()) * SAVE // STEPS  # from one save to the next
         log.unlink()
         self.paths = paths(runs.run)
         self.config = (runs.run / "config.yaml").read_bytes()
@@ -146,14 +153,18 @@ class KilledRuns:
         self.firing = os.open(self.fired, os.O_RDWR | os.O_NONBLOCK)
         self.unkilled = {}
         self.counts = collections.Counter()
+        environment = {"LD_PRELOAD": SHIM, "FAULT_ROOT": self.run, "FAULT_MODE": "stop", "FAULT_PLAN": self.plan,
+                       "FAULT_FIRED": self.fired, "RANDOM_KILLS": self.folder}
+        self.environment = {name: str(value) for name, value in environment.items()}
+        self.starter = Starter(str(tiny_run.BINARY), **self.environment)
+        self.leftovers = set()
 
-    def start(self, variant, **environment):
+    def start(self, variant, starter, **environment):
         command = [tiny_run.BINARY, "train", self.config, *OVERRIDES, f"output={self.run}",
                    f"checkpoint.asynchronous={str(variant.asynchronous).lower()}",
                    "--processes", variant.ranks, "--restarts", RESTARTS]
-        environment |= {"LD_PRELOAD": SHIM, "FAULT_ROOT": self.run, "FAULT_MODE": "stop", "FAULT_PLAN": self.plan,
-                        "FAULT_FIRED": self.fired, "RANDOM_KILLS": self.folder}
-        return Process(list(map(str, command)), env=os.environ | {name: str(value) for name, value in environment.items()})
+        environment = self.environment | {name: str(value) for name, value in environment.items()}
+        return Process(list(map(str, command)), starter, env=os.environ | environment)
 
     def reference(self, variant):
         if variant not in self.unkilled:
@@ -171,7 +182,7 @@ class KilledRuns:
                     alive.append(int(process))
             except OSError:
                 pass  # it has ended, or is of another user
-        return alive
+        return [process for process in alive if process != self.starter.process.pid]
 
     def wait_until_gone(self):
         """A killed launcher takes its ranks with it."""
@@ -180,32 +191,32 @@ class KilledRuns:
             require(time.monotonic() < end, "processes are left:", alive)
             time.sleep(0.005)
 
-    def draw_kill(self, dice, variant, by_call):
+    def draw_kill(self, dice, variant, pace, by_call):
         """`by_call`: whether the moment may be a call, which takes a rank that has not made one yet."""
-        kill = Kill(draw(dice, TARGETS), draw(dice, SIGNALS), dice.randrange(variant.ranks), dice.random())
-        by_call = dice.random() < 0.5 and by_call
-        steps = [int(path.name[5:]) for path in self.run.glob("checkpoints/step-*")]
-        unsaved = 1 - max(steps, default=0) / STEPS
-        if by_call:
-            own = self.reference(dataclasses.replace(variant, ranks=1)).calls
-            calls = own if kill.rank == 0 else (self.reference(variant).calls - own) / (variant.ranks - 1)
-            kill.call = 1 + int(kill.delay * max(20, unsaved * calls))
+        unkilled = self.reference(variant)
+        kill = Kill(draw(dice, TARGETS), draw(dice, SIGNALS), dice.randrange(variant.ranks), dice.randint(0, pace), dice.random())
+        if dice.random() < 0.5 and by_call:
+            # Rank 0 writes most of a checkpoint. The other ranks read it when they resume.
+            calls = unkilled.calls * min(pace, 10) / SAVE if kill.rank == 0 else 12 * any(self.run.glob("checkpoints/step-*"))
+            kill.call = 1 + int(kill.delay * calls)
             self.plan.write_text(f"{kill.rank} {kill.call}")
-        else:
-            unkilled = self.reference(variant)
-            kill.delay *= unkilled.startup + unsaved * unkilled.training
+        kill.delay *= unkilled.step if kill.lines else unkilled.startup
         return kill
 
-    def carry_out(self, kill, launcher):
-        """Returns whether a process received the signal before the launcher ended."""
+    def carry_out(self, kill, launcher, begin):
+        """`begin`: the number of lines before the kill. Returns whether a process received the signal before the launcher
+        ended."""
         stopped = self.await_call(launcher) if kill.call else []
         if not kill.call:
+            while len(launcher.lines) < begin + kill.lines and self.let_run(launcher, 0.001):
+                pass
             self.let_run(launcher, kill.delay)
         while not ranks_of(launcher) and self.let_run(launcher, 0.002):
             pass  # between two attempts
         ranks = ranks_of(launcher) if launcher.process.poll() is None else []
         if not ranks:
             return False
+        kill.phase = self.phase(launcher.lines)
         victims = {"all ranks": ranks, "launcher": [launcher.pid], "rank": stopped or [ranks[kill.rank % len(ranks)]]}[kill.target]
         count = send(kill.how, victims)
         if kill.how == signal.SIGSTOP:
@@ -215,6 +226,21 @@ class KilledRuns:
         if kill.target == "launcher" and kill.how == signal.SIGKILL:
             launcher.process.wait(PATIENCE)
         return count > 0
+
+    def phase(self, lines):
+        """Returns the phase that the lines and files of the run show."""
+        temporary = set(self.run.glob("checkpoints/.tmp-*"))
+        saves, self.leftovers = temporary - self.leftovers, temporary
+        restarts = [i for i, line in enumerate(lines) if "; restart " in line]
+        lines = lines[restarts[-1]:] if restarts else lines
+        if not any(line.startswith("dtopp: training on ") for line in lines):
+            return "start"
+        if saves:
+            return "save"
+        last = next((line for line in reversed(lines) if re.match(r"step |dtopp: validation ", line)), "")
+        step = re.match(r"step (\d+)/", last)
+        due = int(step[1]) % VALIDATE == 0 if step else not last and not any(self.run.glob("checkpoints/step-*"))
+        return "validation" if due else "step"
 
     def await_call(self, launcher):
         """Returns the rank that fault_shim has stopped; [] if the launcher ends without its call."""
@@ -240,26 +266,29 @@ class KilledRuns:
             return True
 
     def kill_run(self, seed):
-        """Kills one run until it ends by itself. Returns the number of kills."""
+        """Kills one run until it ends by itself. Returns how often it was killed, without other signals."""
         dice = random.Random(seed)
-        variant = Variant.drawn(dice)
-        self.reference(dataclasses.replace(variant, ranks=1))
+        variant = Variant.of(seed)
         reference = self.reference(variant)
+        pace = draw(dice, PACES)
+        # Most runs fork their processes. Others start them anew, at more cost.
+        starter = self.starter if dice.random() < 0.9 else None
         shutil.rmtree(self.run, ignore_errors=True)
         environment = {"FAULT_NO_EXCHANGE": 1} if dice.random() < 0.25 else {}  # as on NFS
-        planned, kills, status, lines = dice.randint(1, MOST_KILLS), [], None, []
+        kills, status, lines = [], None, []
         try:
             while status != 0:
-                sent = []
-                kill = self.draw_kill(dice, variant, by_call=True) if len(kills) < planned else None
-                launcher = self.start(variant, **environment)
+                sent, begin = [], 0
+                kill = self.draw_kill(dice, variant, pace, by_call=True) if len(kills) < MOST_KILLS else None
+                launcher = self.start(variant, starter, **environment)
                 lines = launcher.lines
                 while kill:
-                    if self.carry_out(kill, launcher):
+                    if self.carry_out(kill, launcher, begin):
                         sent.append(kill)
                         kills.append(kill)
-                    proceeds = len(kills) < planned and launcher.process.poll() is None
-                    kill = self.draw_kill(dice, variant, kill.how != signal.SIGSTOP) if proceeds else None
+                    begin = len(lines)
+                    proceeds = len(kills) < MOST_KILLS and launcher.process.poll() is None
+                    kill = self.draw_kill(dice, variant, pace, kill.how != signal.SIGSTOP) if proceeds else None
                 status, _ = launcher.end(PATIENCE)
                 self.check_end(status, lines, sent)
                 self.wait_until_gone()
@@ -270,8 +299,10 @@ class KilledRuns:
         finally:
             send(signal.SIGKILL, self.group())
             self.plan.unlink(missing_ok=True)
-        self.counts.update(f"{kill.how.name} to {kill.target}" for kill in kills)
-        return len(kills)
+        for kill in kills:
+            target = f"rank {kill.rank}" if kill.target == "rank" else kill.target
+            self.counts.update([kill.how.name, f"to {target}", f"during {kill.phase}"])
+        return sum(kill.how == signal.SIGKILL for kill in kills)
 
     @staticmethod
     def check_end(status, lines, sent):
@@ -311,35 +342,57 @@ def scratch():
     return tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
 
 
+class Total:
+    """The kills and failures of several jobs."""
+
+    def __init__(self, kills, seconds):
+        self.wanted, self.end = kills, time.monotonic() + seconds
+        self.kills, self.failures = [], []  # per run
+        self.counts = collections.Counter()
+
+    def is_reached(self):
+        return sum(self.kills) >= self.wanted or len(self.failures) >= 10 or time.monotonic() > self.end
+
+    def kill_runs(self, seeds):
+        """One job: kills the runs of these seeds until the total is reached."""
+        with scratch() as folder:
+            runs = KilledRuns(folder)
+            for seed in itertools.takewhile(lambda _: not self.is_reached(), seeds):
+                try:
+                    self.kills.append(runs.kill_run(seed))
+                except Failure as failure:
+                    kept = pathlib.Path(tempfile.gettempdir()) / f"killed-run-{seed}"
+                    shutil.rmtree(kept, ignore_errors=True)
+                    shutil.copytree(runs.run, kept)
+                    self.failures.append(f"{failure}\n  its folder: {kept}")
+                    print(self.failures[-1], flush=True)
+            self.counts += runs.counts
+            runs.starter.end()
+
+    def __str__(self):
+        return f"{sum(self.kills)} kills in {len(self.kills)} runs, {len(self.failures)} failures: {dict(sorted(self.counts.items()))}"
+
+
+def kill_runs(seed, kills, jobs, seconds=float("inf")):
+    """Job i of n kills the runs of seeds `seed` + i, `seed` + i + n, …"""
+    total = Total(kills, seconds)
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for job in [pool.submit(total.kill_runs, itertools.count(seed + i, jobs)) for i in range(jobs)]:
+            job.result()
+    return total
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="of the first run; each further run has the next one")
-    parser.add_argument("--kills", type=int, default=1000, help="ends after the run with this kill")
+    parser.add_argument("--kills", type=int, default=1000, help="starts no further run after this number")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="starts no further run after this time")
+    parser.add_argument("--jobs", type=int, default=3, help="runs at a time")
     options = parser.parse_args()
-    failures, kills, seed = 0, 0, options.seed
-    with scratch() as folder:
-        runs = KilledRuns(folder)
-        begin = time.monotonic()
-        while kills < options.kills and failures < 10 and time.monotonic() - begin < options.seconds:
-            try:
-                kills += runs.kill_run(seed)
-            except Failure as failure:
-                failures += 1
-                print(failure, flush=True)
-                if not isinstance(failure.__cause__, Failure):
-                    raise
-                kept = pathlib.Path(tempfile.gettempdir()) / f"killed-run-{seed}"
-                shutil.rmtree(kept, ignore_errors=True)
-                shutil.copytree(runs.run, kept)
-                print(f"  its folder: {kept}", flush=True)
-            seed += 1
-            if sys.stdout.isatty():
-                print(f"\r{kills} kills", end="", flush=True)
-        seconds = time.monotonic() - begin
-    print(f"{kills} kills in the runs of seeds {options.seed} to {seed - 1}, {failures} failures, "
-          f"{seconds / kills:.2f} s per kill: {dict(sorted(runs.counts.items()))}")
-    return failures > 0
+    begin = time.monotonic()
+    total = kill_runs(options.seed, options.kills, options.jobs, options.seconds)
+    print(f"seeds from {options.seed}, {(time.monotonic() - begin) / max(1, sum(total.kills)):.2f} s per kill: {total}")
+    return len(total.failures) > 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Starts a command and reads its standard error while it runs."""
 
+import os
 import pathlib
 import signal
 import subprocess
@@ -12,17 +13,24 @@ class Process:
 
     started = []
 
-    def __init__(self, arguments, **options):
-        self.process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options)
+    def __init__(self, arguments, starter=None, **options):
+        """`starter`: forks the command (start.py)."""
+        lines, stderr = os.pipe()
+        with open(os.devnull, "r+b") as null, open(stderr, "wb") as output:
+            if starter:
+                self.process = starter.start(arguments, [null.fileno(), null.fileno(), stderr], **options)
+            else:
+                self.process = subprocess.Popen(arguments, stdout=null, stderr=output, **options)
         self.started.append(self.process)
         self.pid = self.process.pid
         self.lines = []
-        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader = threading.Thread(target=self.read, args=[lines], daemon=True)
         self.reader.start()
 
-    def read(self):
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip("\n"))
+    def read(self, descriptor):
+        with open(descriptor) as lines:
+            for line in lines:
+                self.lines.append(line.rstrip("\n"))
 
     def wait_for(self, prefix, timeout=60):
         end = time.monotonic() + timeout
