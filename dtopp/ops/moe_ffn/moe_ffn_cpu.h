@@ -32,8 +32,8 @@
 namespace dtopp::ops {
 
 // Limits of a group of experts when threads share rows.
-constexpr int64_t kGroupRows = 4096;  // pairs; bounds the buffers of a group
-constexpr int64_t kGroupExperts = 8;  // bounds the packed weights of a group
+constexpr int64_t kGroupRows = 8192;   // pairs; bounds the buffers of a group
+constexpr int64_t kGroupExperts = 16;  // bounds the packed weights of a group
 
 // Threads share columns if the experts that have pairs have at most this many on average.
 constexpr int64_t kFewRowsForward = 384;
