@@ -1,6 +1,7 @@
+#include <array>
 #include <bit>
-#include <functional>
 #include <numeric>
+#include <utility>
 
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/route_cpu.h"
@@ -38,10 +39,29 @@ template <typename Real>
   if (real == experts) --histogram[0];  // the likeliest expert has no expert before it
 }
 
+// Sorts numbers that are not negative in descending order, by one byte after the other. Comparisons would
+// mispredict branches. `spare` has as many elements.
+template <typename Real>
+void sort_descending(std::vector<Real>& numbers, std::vector<Real>& spare) {
+  constexpr size_t kBytes = sizeof(Real), kDigits = 256;
+  const auto digit = [](Real number, size_t byte) {
+    return static_cast<size_t>(std::bit_cast<BitsOf<Real>>(number) >> (8 * byte)) % kDigits;
+  };
+  std::array<std::array<uint32_t, kDigits>, kBytes> places{};
+  for (const Real number : numbers)
+    for (size_t byte = 0; byte < kBytes; ++byte) ++places[byte][digit(number, byte)];
+  for (size_t byte = 0; byte < kBytes; ++byte) {
+    uint32_t before = 0;
+    for (size_t value = kDigits; value-- > 0;) before += std::exchange(places[byte][value], before);
+    for (const Real number : numbers) spare[places[byte][digit(number, byte)]++] = number;
+    numbers.swap(spare);
+  }
+}
+
 template <typename Real>
 [[gnu::always_inline]] inline void count_sorted(TokenBuffers<Real>& buffers, int64_t limit,
                                                 int64_t* histogram) {
-  std::sort(buffers.p.begin(), buffers.p.end(), std::greater<>());
+  sort_descending(buffers.p, buffers.s);
   double before = buffers.p[0];
   for (int64_t n = 1; n < limit; ++n) {
     ++histogram[cumulative_prob_bin(before)];
