@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import http.client
 import json
+import mmap
 import os
 import pathlib
 import statistics
@@ -46,13 +47,24 @@ def make_model(case, folder):
     (folder / "done").write_text("")
 
 
-class Peer:
+class Side:
+    """A process that computes only while it is asked."""
+
+    def __init__(self, command, **streams):
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **streams)
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+
+class Peer(Side):
     """decode_side.py: answers a line with a line."""
 
     def __init__(self, kind, folder, threads):
         command = [sys.executable, HERE / "decode_side.py", kind, folder, "--threads", str(threads)]
         with open(folder / f"{kind}.err", "w") as errors:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+            super().__init__(command, stdin=subprocess.PIPE, stderr=errors)
         if self.process.stdout.readline() != "ready\n":
             sys.exit(f"{kind}: {(folder / f'{kind}.err').read_text()[-2000:]}")
 
@@ -63,18 +75,14 @@ class Peer:
         answer = json.loads(self.process.stdout.readline())
         return answer["prefill"], statistics.median(answer["steps"])
 
-    def stop(self):
-        self.process.kill()
-        self.process.wait()
 
-
-class Dtopp:
+class Dtopp(Side):
     """`dtopp serve`. A step's time is the difference of a long and a short request."""
 
     def __init__(self, precision, folder, threads):
         command = [BINARY, "serve", folder / "checkpoint", "--port", "0", "--threads", str(threads)]
         command += ["--precision", precision]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        super().__init__(command)
         address = self.process.stdout.readline()
         if not address:
             sys.exit("dtopp serve ended")
@@ -109,15 +117,13 @@ class Dtopp:
                 times += [time.perf_counter()] * len(json.loads(line[6:])["choices"][0]["active_experts"])
         return times
 
-    def stop(self):
-        self.process.kill()
-        self.process.wait()
-
 
 def bandwidth(threads):
-    """Bytes per second that `threads` threads read, the best of several passes over 1 GiB."""
+    """Bytes per second that `threads` threads read from large pages, the best of several passes over 1 GiB."""
     torch.set_num_threads(threads)
-    numbers = torch.ones(1 << 28)
+    memory = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    numbers = torch.frombuffer(memory, dtype=torch.float32).fill_(1)
     best = float("inf")
     for _ in range(6):
         start = time.perf_counter()

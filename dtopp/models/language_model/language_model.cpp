@@ -67,6 +67,7 @@ HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_
 }  // namespace
 
 LanguageModelBlock LanguageModel::block(int64_t layer) const {
+  if (layer < static_cast<int64_t>(blocks.size())) return blocks[static_cast<size_t>(layer)];
   const std::string prefix = "model.layers." + std::to_string(layer) + ".";
   LanguageModelBlock block;
   block.input_norm_D = parameter(prefix + "input_layernorm.weight");
@@ -81,7 +82,9 @@ LanguageModel bind_language_model(const config::ModelConfig& model, const config
   auto tensors = std::make_shared<std::unordered_map<std::string, at::Tensor>>();
   for (const parameters::ParameterSpec& spec : language_model_parameters(model, routing))
     tensors->emplace(spec.name, parameter(spec.name));
-  return {model, routing, [tensors](const std::string& name) { return tensors->at(name); }, {}};
+  LanguageModel bound{model, routing, [tensors](const std::string& name) { return tensors->at(name); }};
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) bound.blocks.push_back(bound.block(layer));
+  return bound;
 }
 
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,

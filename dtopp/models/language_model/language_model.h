@@ -35,6 +35,7 @@ struct LanguageModel {
   // The id that ends a document. Required for model.attend_across_documents: false if no document offsets are
   // given.
   std::optional<int64_t> end_of_text{};
+  std::vector<LanguageModelBlock> blocks{};  // if all tensors were looked up before (bind_language_model)
 
   at::Tensor embed_VD() const { return parameter("model.embed_tokens.weight"); }
   LanguageModelBlock block(int64_t layer) const;

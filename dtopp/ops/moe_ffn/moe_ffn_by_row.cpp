@@ -50,15 +50,17 @@ void for_pair_blocks(const Assignment& pairs, int64_t e, const Body& body) {
 
 at::Tensor by_dot_products(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                            const at::Tensor& down_proj) {
-  const int64_t D = x_TD.size(1), F = down_proj.size(2), E = gates_TE.size(1);
+  const int64_t T = x_TD.size(0), D = x_TD.size(1), F = down_proj.size(2), E = gates_TE.size(1);
   const Assignment pairs = assign_in_order(gates_TE);
   const at::Tensor act_AF = at::empty({static_cast<int64_t>(pairs.token_A.size()), F}, x_TD.options());
-  const at::Tensor y_TD = at::zeros(x_TD.sizes(), gates_TE.options());
+  const at::Tensor sum_TD = at::empty(x_TD.sizes(), gates_TE.options());
+  at::Tensor y_TD = at::empty(x_TD.sizes(), x_TD.options());
   const auto *x = x_TD.const_data_ptr<Number>(), *gate_up = gate_up_proj.const_data_ptr<Number>(),
              *down = down_proj.const_data_ptr<Number>();
   const auto* gates = gates_TE.const_data_ptr<float>();
   auto* act = act_AF.mutable_data_ptr<Number>();
-  auto* y = y_TD.mutable_data_ptr<float>();
+  auto* sum = sum_TD.mutable_data_ptr<float>();
+  auto* y = y_TD.mutable_data_ptr<Number>();
   for_dot_columns(pairs, E, F, kHalfPanel, 2 * D, [&](int64_t e, int64_t begin, int64_t end) {
     alignas(64) std::array<float, kDotRows * kPanelColumns> tile;
     std::array<const Number*, kDotRows> rows{};
@@ -78,23 +80,26 @@ at::Tensor by_dot_products(const at::Tensor& x_TD, const at::Tensor& gates_TE, c
   const int64_t weights = static_cast<int64_t>(pairs.token_A.size()) * F * kPanelColumns;
   at::parallel_for(0, panels, std::max<int64_t>(kShareWeights / std::max<int64_t>(weights, 1), 1),
                    [&](int64_t first, int64_t last) {
+                     const int64_t begin = first * kPanelColumns, end = std::min(last * kPanelColumns, D);
+                     for (int64_t t = 0; t < T; ++t) std::fill(sum + t * D + begin, sum + t * D + end, 0.0F);
                      alignas(64) std::array<float, kDotRows * kPanelColumns> tile;
                      std::array<const Number*, kDotRows> rows{};
                      for (int64_t e = 0; e < E; ++e) {
                        for_pair_blocks(pairs, e, [&](int64_t a, int64_t count) {
                          for (int64_t m = 0; m < count; ++m) rows[m] = act + (a + m) * F;
-                         for (int64_t d = first * kPanelColumns; d < std::min(last * kPanelColumns, D);
-                              d += kPanelColumns) {
-                           const int64_t columns = std::min<int64_t>(kPanelColumns, D - d);
+                         for (int64_t d = begin; d < end; d += kPanelColumns) {
+                           const int64_t columns = std::min<int64_t>(kPanelColumns, end - d);
                            DotProducts::multiply(rows.data(), count, down + (e * D + d) * F, columns, F,
                                                  tile.data(), kPanelColumns);
                            bfloat16_loops().add_rows(tile.data(), count, columns,
-                                                     {y + d, D, pairs.token_A.data() + a, gates + e, E});
+                                                     {sum + d, D, pairs.token_A.data() + a, gates + e, E});
                          }
                        });
                      }
+                     for (int64_t t = 0; t < T; ++t)
+                       bfloat16_loops().convert(sum + t * D + begin, y + t * D + begin, end - begin);
                    });
-  return y_TD.to(x_TD.scalar_type());
+  return y_TD;
 }
 
 }  // namespace

@@ -228,7 +228,8 @@ RouteTuple route_cpu(const at::Tensor& logits_TE, const at::Tensor& scale, const
   at::Tensor gates_TE = at::empty({tokens, experts}, real);
   at::Tensor counts_E = at::zeros({experts}, real.dtype(at::kLong));
   at::Tensor histogram = at::zeros({experts + 1}, real.dtype(at::kLong));
-  at::Tensor prob_E = at::zeros({experts}, real.dtype(at::kDouble));
+  const at::Tensor mean_prob_E = at::empty({experts}, real);
+  const at::Tensor mean_entropy = at::empty({}, real), mean_z = at::empty({}, real);
   at::Tensor mass = at::zeros({2}, real.dtype(at::kLong));
   const at::Tensor z_TE = logits_TE.to(dtype).contiguous();
   const at::Tensor bias = kernel_bias(bias_E, bias_on), cut = cut_E ? cut_E->contiguous() : at::Tensor();
@@ -240,10 +241,11 @@ RouteTuple route_cpu(const at::Tensor& logits_TE, const at::Tensor& scale, const
     const auto theta = rule.learn_scale ? scale.item<scalar_t>() : scalar_t(1);
     chunks = route_chunks<scalar_t>(z_TE, {rule, p, theta, values(bias), values(cut)}, gates_TE);
   });
+  std::vector<double> prob_E(static_cast<size_t>(experts));
   double entropy = 0, router_z = 0;
   for (const ChunkSums& chunk : chunks) {
     for (int64_t e = 0; e < experts; ++e) {
-      prob_E.mutable_data_ptr<double>()[e] += chunk.prob_E[e];
+      prob_E[e] += chunk.prob_E[e];
       counts_E.mutable_data_ptr<int64_t>()[e] += chunk.counts_E[e];
     }
     for (int64_t n = 0; n <= experts; ++n) histogram.mutable_data_ptr<int64_t>()[n] += chunk.histogram[n];
@@ -252,13 +254,14 @@ RouteTuple route_cpu(const at::Tensor& logits_TE, const at::Tensor& scale, const
     for (int64_t n = 0; n < 2; ++n) mass.mutable_data_ptr<int64_t>()[n] += chunk.mass[n];
   }
   const double count = static_cast<double>(std::max<int64_t>(tokens, 1));
-  return {gates_TE,
-          counts_E,
-          histogram,
-          prob_E.div_(count).to(dtype),
-          at::scalar_tensor(entropy / count, real),
-          at::scalar_tensor(router_z / count, real),
-          mass};
+  // Operations of libtorch would take as long as the selection of a few tokens.
+  AT_DISPATCH_FLOATING_TYPES(dtype, "route", [&] {
+    auto* mean = mean_prob_E.mutable_data_ptr<scalar_t>();
+    for (int64_t e = 0; e < experts; ++e) mean[e] = static_cast<scalar_t>(prob_E[e] / count);
+    *mean_entropy.mutable_data_ptr<scalar_t>() = static_cast<scalar_t>(entropy / count);
+    *mean_z.mutable_data_ptr<scalar_t>() = static_cast<scalar_t>(router_z / count);
+  });
+  return {gates_TE, counts_E, histogram, mean_prob_E, mean_entropy, mean_z, mass};
 }
 
 }  // namespace
