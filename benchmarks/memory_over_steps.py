@@ -15,8 +15,7 @@ import pathlib
 import statistics
 import tempfile
 
-from training_cost import plan
-from training_side import start_dtopp
+from training_side import plan, start_dtopp
 
 CASE = {"hidden_size": 128, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 64, "num_experts": 16, "active": 4,
         "sequence_length": 256}
@@ -58,7 +57,7 @@ def main():
         first = next(iter(settings))
         for index, (setting, side) in enumerate(sides.items()):
             resident = {step["step"]: step["memory/resident_bytes"] for step in steps_of(side)[:args.steps]}
-            peak, planned = max(resident.values()), plan(folder / str(index))["memory_bytes"]["total"]
+            peak, planned = max(resident.values()), plan(folder / str(index) / "run.yaml")["memory_bytes"]["total"]
             later = [size for step, size in resident.items() if step >= 50]
             print(json.dumps({
                 "case": "memory_over_steps", "setting": setting, "malloc_conf": settings[setting],

@@ -10,6 +10,7 @@ JSON line per case.
 import argparse
 import json
 import pathlib
+import resource
 import statistics
 import subprocess
 import tempfile
@@ -39,10 +40,17 @@ def write_config(path, tokens, steps):
     return path
 
 
+def cpu_seconds():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def run(binary, config, folder, ranks, shared, reproducible):
     overrides = [f"parallel.expert_parallel={shared}", f"parallel.reproducible={str(reproducible).lower()}"]
+    before = cpu_seconds()
     subprocess.run([binary, "train", config, *overrides, f"output={folder}", "--processes", str(ranks)], check=True,
                    capture_output=True)
+    used = cpu_seconds() - before
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][1:]
     plan = json.loads(subprocess.run([binary, "plan", config, *overrides, "--ranks", str(ranks), "--json"], check=True,
                                      capture_output=True, text=True).stdout)
@@ -50,6 +58,7 @@ def run(binary, config, folder, ranks, shared, reproducible):
     tokens = 16 * MODEL["sequence_length"]
     case = {"ranks": ranks, "expert_parallel": shared, "reproducible": reproducible,
             "step_seconds": round(statistics.median(tokens / line["throughput/tokens_per_second"] for line in lines), 3),
+            "cpu_seconds": round(used, 3),  # of all ranks, from their start to their end
             "peak_bytes": lines[-1]["memory/peak_bytes"], "planned_peak_bytes": plan["memory_bytes"]["total"]}
     if ranks > 1:
         sent = statistics.mean(line["comm/bytes"] for line in lines)

@@ -23,6 +23,10 @@ def run_program(*command):
     return done
 
 
+def plan(config, *options):
+    return json.loads(run_program(BINARY, "plan", config, *options, "--json").stdout)
+
+
 def starting_threshold(experts, active):
     """p_0 that selects about `active` of the experts at initialisation, when normalised logits are Gaussian."""
     logits = np.random.default_rng(1).standard_normal((4000, experts))
@@ -40,7 +44,7 @@ class Side:
     """A process that trains and writes a line per step. It runs only inside steps()."""
 
     def __init__(self, command, log, lines):
-        self.log, self.lines = log, lines
+        self.log, self.lines, self.parsed, self.end = log, lines, [], 0
         with open(log, "w") as out, open(log.with_suffix(".err"), "w") as errors:
             self.process = subprocess.Popen(command, stdout=out, stderr=errors)
         try:
@@ -52,9 +56,14 @@ class Side:
 
     def read(self):
         """The complete lines, parsed."""
-        if not self.lines.exists():
-            return []
-        return [json.loads(line) for line in self.lines.read_text().split("\n")[:-1]]
+        if self.lines.exists():
+            with open(self.lines) as file:
+                file.seek(self.end)
+                added = file.read()
+            complete = added[:added.rfind("\n") + 1]
+            self.parsed += map(json.loads, complete.splitlines())
+            self.end += len(complete)
+        return self.parsed
 
     def wait_for(self, count, seconds=float("inf")):
         end = time.monotonic() + seconds
@@ -130,7 +139,7 @@ def language_run(case, method, precision, threads, folder, equal=0.0, device="cp
     random = np.random.default_rng(1)
     tokens = random.integers(0, case["vocab_size"], 2_000_000)
     tokens[random.random(tokens.size) < equal] = 0
-    tokens.astype("<u2").tofile(folder / "train.npy")
+    tokens.astype("<u2" if case["vocab_size"] <= 1 << 16 else "<u4").tofile(folder / "train.npy")
     model = {k: v for k, v in case.items() if k not in ("active", "batch", "micro_batch")}
     if method == "dense":
         model["num_experts"] = 1
