@@ -1,4 +1,4 @@
-"""Measures the throughput that a second program leaves: `dtopp train` and `dtopp generate` alone and beside
+"""Measures the throughput that a second program leaves: `dtopp train`, `generate` and `evaluate text` alone and beside
 one busy process (a shell that runs an empty loop, on no core in particular). It compares ways in which
 threads wait for each other: the program's own, and others set through OMP_WAIT_POLICY and GOMP_SPINCOUNT.
 
@@ -17,11 +17,13 @@ import re
 import statistics
 import subprocess
 import tempfile
+import time
 
-from training_side import BINARY, start_dtopp
+from training_side import BINARY, HERE, run_program, start_dtopp
 
 CASE = {"hidden_size": 128, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 64, "num_experts": 16, "active": 4,
         "vocab_size": 8192, "sequence_length": 256, "batch": 4}
+TEXT = HERE.parent / "assets/text/novels-validation.jsonl.zst"
 WAITING = {"own": {}, "asleep": {"OMP_WAIT_POLICY": "passive"}} | {
     f"GOMP_SPINCOUNT={n}": {"GOMP_SPINCOUNT": n} for n in ("30000", "100000", "300000")}
 
@@ -49,11 +51,16 @@ def environment(extra):
         os.environ.update(before)
 
 
-def generate(run, tokens, waiting):
-    with environment(waiting):
-        done = subprocess.run([BINARY, "generate", run, "--prompt", "The fog came down", "--max-tokens", str(tokens),
-                               "--temperature", "1", "--top-p", "1"], capture_output=True, text=True, check=True)
+def generate(args, tokens):
+    done = run_program(BINARY, "generate", args.run, "--prompt", "The fog came down", "--max-tokens", tokens, "--temperature", "1",
+                       "--top-p", "1", "--threads", args.threads)
     return float(re.search(r"([\d.]+) tok/s", done.stderr).group(1))
+
+
+def evaluate(args, _):
+    start = time.perf_counter()
+    done = run_program(BINARY, "evaluate", "text", args.run, "--text", TEXT, "--json", "--threads", args.threads)
+    return json.loads(done.stdout)["tokens"] / (time.perf_counter() - start)
 
 
 def report(what, waiting, alone, beside):
@@ -65,8 +72,8 @@ def report(what, waiting, alone, beside):
 def train(args):
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
         sides = {}
-        for name, waiting in WAITING.items():
-            with environment(waiting):
+        for name in args.waiting:
+            with environment(WAITING[name]):
                 sides[name] = running.enter_context(
                     start_dtopp(CASE, "dtop_p", "fp32", args.threads, pathlib.Path(folder) / name))
 
@@ -87,6 +94,7 @@ def train(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", help="a trained run with a tokenizer; without it, only training is measured")
+    parser.add_argument("--waiting", nargs="+", choices=WAITING, default=list(WAITING))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20, help="training steps per turn; a quarter of them beside the other process")
     parser.add_argument("--tokens", type=int, default=100, help="tokens to generate; a tenth of them if threads spin beside another program")
@@ -95,15 +103,15 @@ def main():
     train(args)
     if args.run is None:
         return
-    turns = range(args.rounds)
-    alone = {name: [] for name in WAITING}
-    for _ in turns:
-        for name, waiting in WAITING.items():
-            alone[name].append(generate(args.run, args.tokens, waiting))
-    with busy_process():
-        for name, waiting in WAITING.items():
-            tokens = args.tokens if not waiting else args.tokens // 10
-            report("generate", name, alone[name], [generate(args.run, tokens, waiting) for _ in turns])
+    for measured in (generate, evaluate):
+        def rates(name, tokens):
+            with environment(WAITING[name]):
+                return [measured(args, tokens) for _ in range(args.rounds)]
+
+        alone = {name: rates(name, args.tokens) for name in args.waiting}
+        with busy_process():
+            for name in args.waiting:
+                report(measured.__name__, name, alone[name], rates(name, args.tokens if name == "own" else args.tokens // 10))
 
 
 if __name__ == "__main__":
