@@ -113,7 +113,7 @@ AttentionResult attention_in_tiles(const at::Tensor& q, const at::Tensor& k, con
   using namespace attention_tiles;
   RECORD_FUNCTION("dtopp::attention", (std::array<c10::IValue, 5>{q, k, v, 0.0, causal}));
   const AttentionSizes s(q, causal);
-  const AttentionResult out{s.empty(q.options()), at::empty({s.B, s.H, s.L}, q.options().dtype(at::kFloat))};
+  AttentionResult out{s.empty(q.options()), at::empty({s.B, s.H, s.L}, q.options().dtype(at::kFloat))};
   const Heads q_heads(q), k_heads(k), v_heads(v), y_heads(out.y_BHLK);
   auto* logsumexp = out.logsumexp_BHL.mutable_data_ptr<float>();
   const int64_t blocks = round_up(s.L, kQueries) / kQueries;
