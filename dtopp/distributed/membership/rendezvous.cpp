@@ -24,15 +24,15 @@ bool resolves(const std::string& host) {
   return answer;
 }
 
-// Connects in slices, between which a stop ends the wait for the server.
+// Connects in slices, between which a stop ends the wait for the server. A server connects to itself in one.
 c10::intrusive_ptr<c10d::TCPStore> open_tcp_store(const std::string& host, c10d::TCPStoreOptions tcp) {
   using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::milliseconds kSlice{2000};
   const std::chrono::milliseconds timeout = tcp.timeout;
+  const std::chrono::milliseconds slice = tcp.isServer ? timeout : std::chrono::milliseconds(2000);
   const Clock::time_point end = Clock::now() + timeout;
   for (;;) {
     const Clock::time_point begin = Clock::now();
-    tcp.timeout = std::min(kSlice, std::chrono::ceil<std::chrono::milliseconds>(end - begin));
+    tcp.timeout = std::min(slice, std::chrono::ceil<std::chrono::milliseconds>(end - begin));
     try {
       auto store = c10::make_intrusive<c10d::TCPStore>(host, tcp);
       store->setTimeout(timeout);
@@ -41,7 +41,7 @@ c10::intrusive_ptr<c10d::TCPStore> open_tcp_store(const std::string& host, c10d:
       end_if_stopped();
       const Clock::time_point now = Clock::now();
       // An error before the slice's end is no timeout.
-      if (tcp.isServer || now >= end || now - begin < kSlice / 2) throw;
+      if (tcp.isServer || now >= end || now - begin < slice / 2) throw;
     }
   }
 }

@@ -1,13 +1,33 @@
 #include "dtopp/distributed/membership/rendezvous.h"
 
+#include <atomic>
+#include <cerrno>
 #include <fstream>
 #include <set>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "dtopp/base/errors.h"
 #include "tests/distributed/rank_threads.h"
+
+namespace {
+std::atomic<int> connect_delay = 0;  // milliseconds
+}
+
+// Torch's store calls this function. With a delay, the connection is in progress when it returns, as on a
+// busy machine.
+extern "C" int connect(int socket, const sockaddr* address, socklen_t size) {
+  const auto result = static_cast<int>(::syscall(SYS_connect, socket, address, size));
+  if (connect_delay == 0) return result;
+  std::this_thread::sleep_for(std::chrono::milliseconds(connect_delay));
+  errno = EINPROGRESS;
+  return -1;
+}
 
 namespace dtopp::distributed {
 namespace {
@@ -49,6 +69,14 @@ TEST(Rendezvous, serves_on_a_free_port_of_loopback_alone) {
   EXPECT_EQ(client.port, server.port);
   server.store->set("key", std::string("value"));
   EXPECT_EQ(client.store->get_to_str("key"), "value");
+}
+
+TEST(Rendezvous, serves_on_a_machine_that_is_too_busy_to_connect_at_once) {
+  connect_delay = 2500;
+  const StoreConnection server = serve();
+  connect_delay = 0;
+  server.store->set("key", std::string("value"));
+  EXPECT_EQ(server.store->get_to_str("key"), "value");
 }
 
 TEST(Rendezvous, serves_other_hosts_where_asked) {
