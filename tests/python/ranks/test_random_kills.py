@@ -10,7 +10,7 @@ pytestmark = [needs_program, for_cpus, needs_shim]
 
 
 def test_killed_runs_end_with_the_same_bytes():
-    total = kill_runs(seed=0, kills=KILLS, jobs=3)
+    total = kill_runs(seed=0, kills=KILLS, jobs=6)
     assert not total.failures, total
     phases = {phase for phase in ("start", "step", "save", "validation") if total.counts[f"during {phase}"] == 0}
     assert not phases, total
