@@ -46,7 +46,7 @@ struct DocumentAttention : torch::autograd::Function<DocumentAttention> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& offsets) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const at::Tensor y = at::empty(q.sizes(), q.options());
+    at::Tensor y = at::empty(q.sizes(), q.options());
     variable_list saved = {q, k, v, y, offsets};
     for (const Run& run : runs_of(offsets)) {
       const AttentionResult part = attention_cpu(run.of(q), run.of(k), run.of(v), /*causal=*/true);
