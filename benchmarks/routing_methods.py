@@ -62,11 +62,14 @@ def start_relu(case, precision, threads, folder, device):
 
 
 def measure(sides, rounds, count):
-    """The metrics of each side's steps, and its processor seconds per step, per round."""
+    """The metrics of each side's steps, and its processor seconds per step, per round. Every other round goes backwards, so that
+    no side always follows the same one."""
     steps = {name: [] for name in sides}
     cpu = {name: [] for name in sides}
+    order = list(sides.items())
     for _ in range(rounds):
-        for name, side in sides.items():
+        order.reverse()
+        for name, side in order:
             before, done = side.cpu_seconds(), len(side.read())
             steps[name].append(side.steps(count))
             cpu[name].append((side.cpu_seconds() - before) / (len(side.read()) - done))
