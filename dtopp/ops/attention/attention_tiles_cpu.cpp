@@ -13,6 +13,8 @@ namespace {
 
 constexpr int64_t kQueries = 256, kKeys = 512;  // of a block
 constexpr int64_t kScoreStride = kKeys + 16;    // rows a power of two apart share cache sets
+// Thus, if causal, each row of a block of queries attends to at least the first key of each block of keys.
+static_assert(kKeys % kQueries == 0);
 
 // Floats as integers of the same order; NaNs are the highest. It is its own inverse.
 [[gnu::always_inline]] inline int32_t ordered(int32_t bits) { return bits ^ (bits >> 31 & 0x7FFFFFFF); }
