@@ -84,10 +84,10 @@ bool receive(int socket, Request& request) {
   char* const end = request.words.data() + request.words.size();
   for (char* word = request.words.data(); word < end; word += std::strlen(word) + 1) words.push_back(word);
   if (::chdir(words[0]) != 0) ::_exit(127);
+  words.push_back(nullptr);
   const auto environment = words.begin() + 2 + std::atoi(words[1]);
   std::vector<char*> arguments(words.begin() + 2, environment);
   arguments.push_back(nullptr);
-  words.push_back(nullptr);
   ::signal(SIGPIPE, SIG_DFL);
   call_main(arguments, &*environment);
 }
