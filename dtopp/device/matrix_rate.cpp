@@ -13,7 +13,8 @@ namespace {
 constexpr double kLongEnough = 1e-3;  // seconds per product; a call costs a device about 1e-5
 constexpr int kCalls = 8;
 constexpr int64_t kCopiedNumbers = int64_t{1} << 25;  // more than caches hold
-constexpr double kBudget = 0.03;  // seconds after which no further call begins: a run waits for this
+constexpr double kBudget =
+    0.1;  // seconds after which a slow CPU has made its last call: a run waits for this
 
 class Product {
  public:
@@ -48,7 +49,7 @@ double measure_matrix_rate(const at::TensorOptions& compute) {
   const at::NoGradGuard no_grad;
   const bool emulated = compute.dtype() == at::kBFloat16 && !ops::has_bf16_matmul(compute.device());
   const at::TensorOptions options = emulated ? compute.dtype(at::kFloat) : compute;
-  int64_t rows = 1024, width = 192;
+  int64_t rows = 4096, width = 768;
   Product product(rows, width, options);
   double best = product.seconds();
   while (best < kLongEnough && width < 16384) {

@@ -7,8 +7,8 @@ namespace dtopp::device {
 
 // Returns the FLOP/s of at::mm in the given type on the given device, with the current number of threads.
 //
-// It takes about 0.05 seconds on a CPU and multiplies 1024 x 192 x 192, or larger matrices until a product
-// takes a millisecond. bf16 on a device without bf16 instructions is measured in fp32, in which that device
+// It takes at most a quarter of a second and multiplies 4096 x 768 x 768, or larger matrices if the device
+// needs them to be busy. bf16 on a device without bf16 instructions is measured in fp32, in which that device
 // computes it.
 double measure_matrix_rate(const at::TensorOptions& compute);
 
