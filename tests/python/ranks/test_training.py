@@ -179,7 +179,7 @@ def test_ranks_without_a_cuda_device_are_refused(reference, tmp_path):
 
 
 def test_another_configuration_on_one_rank_is_found(reference, tmp_path):
-    port = 20000 + os.getpid() % 20000
+    port = 20000 + os.getpid() % 12000  # below those that the system gives to connections
     ranks = []
     for rank in range(2):
         environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
