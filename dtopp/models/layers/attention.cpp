@@ -113,7 +113,7 @@ AttentionWeights attention_weights(const config::ModelConfig& model, const std::
 at::Tensor norm(const at::Tensor& x_TD, const at::Tensor& gain_D, const config::ModelConfig& model,
                 bool by_row) {
   const bool centred = model.norm == config::NormType::kLayer;
-  if (by_row) return ops::norm_by_row(x_TD, gain_D, model.norm_eps, centred);
+  if (by_row && x_TD.is_cpu()) return ops::norm_by_row(x_TD, gain_D, model.norm_eps, centred);
   if (!centred) return at::rms_norm(x_TD, gain_D.sizes(), gain_D, model.norm_eps);
   return at::layer_norm(x_TD, gain_D.sizes(), gain_D, {}, model.norm_eps);
 }

@@ -32,14 +32,13 @@ void norm_rows(const at::Tensor& x_TD, const at::Tensor& gain_D, double eps, boo
 }  // namespace
 
 at::Tensor norm_by_row(const at::Tensor& x_TD, const at::Tensor& gain_D, double eps, bool centred) {
-  TORCH_CHECK(x_TD.dim() == 2 && gain_D.dim() == 1 && gain_D.size(0) == x_TD.size(1) &&
+  const bool has_kernel =
+      x_TD.is_cpu() && (x_TD.scalar_type() == at::kFloat || x_TD.scalar_type() == at::kBFloat16);
+  TORCH_CHECK(has_kernel && x_TD.dim() == 2 && gain_D.dim() == 1 && gain_D.size(0) == x_TD.size(1) &&
                   gain_D.scalar_type() == x_TD.scalar_type(),
-              "norm_by_row: expected x [T, D] and gain [D] of one dtype, got ", x_TD.sizes(), " ",
-              x_TD.scalar_type(), " and ", gain_D.sizes(), " ", gain_D.scalar_type());
-  const bool own = x_TD.scalar_type() == at::kFloat || x_TD.scalar_type() == at::kBFloat16;
-  if (!x_TD.is_cpu() || !own)
-    return centred ? at::layer_norm(x_TD, gain_D.sizes(), gain_D, {}, eps)
-                   : at::rms_norm(x_TD, gain_D.sizes(), gain_D, eps);
+              "norm_by_row: expected x [T, D] and gain [D] on a CPU, both f32 or both bf16, got ",
+              x_TD.sizes(), " ", x_TD.scalar_type(), " on ", x_TD.device(), " and ", gain_D.sizes(), " ",
+              gain_D.scalar_type());
   at::Tensor y_TD = at::empty(x_TD.sizes(), x_TD.options());
   dispatch_scalar(x_TD, [&](auto scalar) {
     norm_rows<decltype(scalar)>(x_TD.contiguous(), gain_D.contiguous(), eps, centred, y_TD);

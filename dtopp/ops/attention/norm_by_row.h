@@ -1,4 +1,4 @@
-// RMSNorm and LayerNorm without bias, for generation.
+// RMSNorm and LayerNorm without bias, for generation on a CPU.
 //
 // libtorch computes an RMSNorm on a CPU with nine operations. A step of one token waits longer for such small
 // operations than for their numbers.
@@ -9,9 +9,9 @@
 namespace dtopp::ops {
 
 // (x - mean) / sqrt(variance + eps) * gain along the last dimension, without gradients. If `centred` is
-// false, the mean is taken as 0 (RMSNorm). On a CPU, a row does not depend on the other rows.
+// false, the mean is taken as 0 (RMSNorm). A row does not depend on the other rows.
 //
-// Shapes:        x [T, D], gain [D], of one floating dtype -> [T, D]
+// Shapes:        x [T, D], gain [D], both f32 or both bf16, on a CPU -> [T, D]
 at::Tensor norm_by_row(const at::Tensor& x_TD, const at::Tensor& gain_D, double eps, bool centred);
 
 }  // namespace dtopp::ops

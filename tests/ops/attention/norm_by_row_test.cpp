@@ -33,6 +33,8 @@ TEST(NormByRow, a_row_does_not_depend_on_the_other_rows) {
 TEST(NormByRow, refuses_a_gain_that_does_not_fit) {
   EXPECT_THROW(norm_by_row(at::randn({2, 3}), at::ones({2}), kEps, false), c10::Error);
   EXPECT_THROW(norm_by_row(at::randn({2, 3}), at::ones({3}, at::kBFloat16), kEps, false), c10::Error);
+  EXPECT_THROW(norm_by_row(at::randn({2, 3}, at::kDouble), at::ones({3}, at::kDouble), kEps, false),
+               c10::Error);
 }
 
 }  // namespace

@@ -3,14 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include "dtopp/ops/route/route_kernel.h"
 #include "tests/ops/cuda/on_host.h"
 #include "tests/ops/reference.h"
 
 namespace dtopp::ops::route_test {
 namespace {
 
-using Outputs =
-    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using Gradients = std::tuple<at::Tensor, at::Tensor>;
 using OptionalTensor = std::optional<at::Tensor>;
 
@@ -59,17 +58,17 @@ Inputs inputs_of(const at::Tensor& logits_TE, const Options& options) {
   return in;
 }
 
-Outputs run_cuda(const Inputs& in, const Options& options) {
-  return call_cuda<Outputs(const at::Tensor&, const at::Tensor&, const at::Tensor&, c10::string_view, int64_t,
-                           int64_t, bool, const OptionalTensor&, c10::string_view, c10::string_view,
-                           const OptionalTensor&)>(
+RouteTuple run_cuda(const Inputs& in, const Options& options) {
+  return call_cuda<RouteTuple(const at::Tensor&, const at::Tensor&, const at::Tensor&, c10::string_view,
+                              int64_t, int64_t, bool, const OptionalTensor&, c10::string_view,
+                              c10::string_view, const OptionalTensor&)>(
       "dtopp::route", in.logits_TE, in.scale, in.threshold, c10::string_view(options.normalization),
       std::min(options.top_k, in.logits_TE.size(1)), options.max_experts, options.renormalize, in.bias_E,
       c10::string_view(options.bias_on == nullptr ? "logit" : options.bias_on),
       c10::string_view(options.gate), in.cut_E);
 }
 
-Outputs run_cpu(const Inputs& in, const Options& options) {
+RouteTuple run_cpu(const Inputs& in, const Options& options) {
   const RouteOutput out =
       route(in.logits_TE, in.scale, in.threshold, options.normalization,
             std::min(options.top_k, in.logits_TE.size(1)), options.max_experts, options.renormalize,
@@ -208,7 +207,7 @@ TEST(RouteOnHost, carries_logits_that_are_not_finite_on) {
       logits[2] = bad;
       logits[3][7] = bad;
       const Inputs in = inputs_of(logits, options);
-      const Outputs actual = run_cuda(in, options), expected = run_cpu(in, options);
+      const RouteTuple actual = run_cuda(in, options), expected = run_cpu(in, options);
       EXPECT_TRUE(at::allclose(std::get<0>(actual), std::get<0>(expected), 1e-5, 1e-7, /*equal_nan=*/true));
       EXPECT_TRUE(at::equal(std::get<1>(actual), std::get<1>(expected)));
       EXPECT_TRUE(at::equal(std::get<2>(actual), std::get<2>(expected)));

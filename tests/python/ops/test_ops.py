@@ -1,4 +1,7 @@
-"""Tests the ops of libdtopp_ops.so against double-precision PyTorch and finite differences."""
+"""Tests the ops of libdtopp_ops.so against double-precision PyTorch and finite differences.
+
+The file is long because it holds the tests of all of them.
+"""
 
 import pytest
 import torch
