@@ -1,13 +1,14 @@
 """Measures items per second of `dtopp evaluate tasks` against lm-eval on the same machine and items. lm-eval runs the same model,
 exported with `convert to-hf --as olmoe`, as transformers' OlmoeForCausalLM (hidden 512, 8 layers, 64 experts of 256, 8 active, GPT-NeoX's
-vocabulary, fp32; the weights are nearly random, which does not change the cost), with its class of python/dtopp/lm_eval.py.
+vocabulary; the weights are nearly random, which does not change the cost), with its class of python/dtopp/lm_eval.py.
 
 The tasks are multiple choice with five examples (copa, winogrande) and without (hellaswag), and LAMBADA. Both rates exclude loading: they
-are differences of two runs, with one item and with all. Prints one JSON line per task: items per second and processor seconds per item
+are differences of two runs, with one item and with all. Prints one JSON line per precision and task: items per second and processor seconds per item
 of both, lm-eval's per batch size, and dtopp's peak resident memory.
 """
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -51,14 +52,14 @@ def make_checkpoint(folder, threads):
 class LmEval:
     """lm-eval in this process, with the model loaded."""
 
-    def __init__(self, model, tasks, folder):
+    def __init__(self, model, precision, tasks, folder):
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "datasets"), "TQDM_DISABLE": "1"}
         sys.path.insert(0, str(HERE.parent / "python"))
         import lm_eval
         import lm_eval.tasks
         from dtopp.lm_eval import DtoppHFLM
         self.evaluator = lm_eval
-        self.model = DtoppHFLM(pretrained=str(model), device="cpu", dtype="float32")
+        self.model = DtoppHFLM(pretrained=str(model), device="cpu", dtype={"fp32": "float32", "bf16": "bfloat16"}[precision])
         self.tasks = lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False)
 
     def run(self, task, items, batch_size):
@@ -81,6 +82,7 @@ def main():
     parser.add_argument("--tasks", nargs="+", default=["copa", "hellaswag", "winogrande", "lambada_openai"])
     parser.add_argument("--items", type=int, default=50)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8], help="of lm-eval")
+    parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -89,15 +91,17 @@ def main():
         checkpoint = make_checkpoint(folder, args.threads)
         run(BINARY, "convert", "to-hf", checkpoint, folder / "model", "--as", "olmoe")
         run(BINARY, "convert", "lm-eval", folder / "tasks", "--data", args.data)
-        peer = LmEval(folder / "model", folder / "tasks", folder)
-        for task in args.tasks:
-            command = [BINARY, "evaluate", "tasks", checkpoint, "--tasks", task, "--data", args.data, "--threads", args.threads, "--limit"]
+        for precision, task in itertools.product(args.precisions, args.tasks):
+            peer = LmEval(folder / "model", precision, folder / "tasks", folder)
+            command = [BINARY, "evaluate", "tasks", checkpoint, "--tasks", task, "--data", args.data, "--threads", args.threads,
+                       "--precision", precision, "--limit"]
             one, all_items = run(*command, 1), run(*command, args.items)
             ours = per_item(one, all_items, args.items)
             theirs = {size: per_item(peer.run(task, 1, size), peer.run(task, args.items, size), args.items) for size in args.batch_sizes}
             print(json.dumps({
-                "case": "evaluation_speed", "task": task, "items": args.items, "threads": args.threads, "items_per_second": ours[0],
-                "cpu_seconds_per_item": ours[1], "lm_eval_items_per_second": {size: rate for size, (rate, _) in theirs.items()},
+                "case": "evaluation_speed", "task": task, "precision": precision, "items": args.items, "threads": args.threads,
+                "items_per_second": ours[0], "cpu_seconds_per_item": ours[1],
+                "lm_eval_items_per_second": {size: rate for size, (rate, _) in theirs.items()},
                 "lm_eval_cpu_seconds_per_item": {size: cpu for size, (_, cpu) in theirs.items()},
                 "ratio": round(ours[0] / max(rate for rate, _ in theirs.values()), 2),
                 "cpu_ratio": round(min(cpu for _, cpu in theirs.values()) / ours[1], 2), "peak_bytes": all_items[2]}), flush=True)

@@ -98,6 +98,7 @@ void require_same_work(const EvaluateOptions& options, const checkpoint::Checkpo
                        const nlohmann::ordered_json& amount, distributed::Collectives& ranks) {
   const nlohmann::ordered_json work = {{"checkpoint", hash_file(checkpoint.path() / kManifestName)},
                                        {"batch_size", options.batch_size},
+                                       {"precision", c10::toString(compute_type(options.inference))},
                                        {"amount", amount}};
   if (const auto difference = distributed::find_difference(dump_json(work), ranks))
     throw distributed::RanksDiffer(ExitStatus::kUsage,
@@ -128,6 +129,7 @@ eval::EvaluationText open_texts(const EvaluateOptions& options, const std::vecto
 tasks::EvaluatedModel evaluated_model(const EvaluateOptions& options,
                                       const checkpoint::Checkpoint& checkpoint, const moe::Routing& routing) {
   tasks::EvaluatedModel model{checkpoint.state().step, options.inference.target_experts};
+  model.in_bf16 = compute_type(options.inference) == at::kBFloat16;
   if (routing.router) model.p = routing.router->metric("threshold");
   return model;
 }

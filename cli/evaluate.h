@@ -49,7 +49,8 @@ void evaluate_on_ranks(const EvaluateOptions& options,
 checkpoint::Checkpoint open_shared_checkpoint(const EvaluateOptions& options, config::ModelType type,
                                               distributed::Collectives& ranks);
 
-// Throws RanksDiffer if a rank's checkpoint, batch size or `amount` of data differs from that of rank 0.
+// Throws RanksDiffer if a rank's checkpoint, batch size, precision or `amount` of data differs from that of
+// rank 0.
 void require_same_work(const EvaluateOptions& options, const checkpoint::Checkpoint& checkpoint,
                        const nlohmann::ordered_json& amount, distributed::Collectives& ranks);
 
@@ -57,7 +58,8 @@ void require_same_work(const EvaluateOptions& options, const checkpoint::Checkpo
 eval::EvaluationText open_texts(const EvaluateOptions& options, const std::vector<std::string>& paths,
                                 const checkpoint::Checkpoint& checkpoint, const config::ModelConfig& config);
 
-// Returns the checkpoint's step, --target-experts and the thresholds p of `routing`, which label results.
+// Returns the checkpoint's step, --target-experts, the precision and the thresholds p of `routing`, which
+// label results.
 tasks::EvaluatedModel evaluated_model(const EvaluateOptions& options,
                                       const checkpoint::Checkpoint& checkpoint, const moe::Routing& routing);
 

@@ -120,7 +120,7 @@ void sweep(TaskEvaluation& evaluation) {
   const TasksOptions& options = evaluation.options;
   inference::InferenceModel& model = evaluation.model;
   const at::Tensor windows_BL = target_windows(options.inference, evaluation.checkpoint, model.config.model);
-  const tasks::EvaluatedModel evaluated{evaluation.checkpoint.state().step};
+  const tasks::EvaluatedModel evaluated = evaluated_model(options, evaluation.checkpoint, {});
   const std::filesystem::path file = output_file(options, "tasks-sweep", evaluated, evaluation.ranks);
   std::vector<eval::BudgetResult> budgets;
   std::vector<tasks::KeptResults> kept;

@@ -158,7 +158,7 @@ void evaluate_text(const TextOptions& options, distributed::Collectives& ranks) 
   require_same_work(options, checkpoint,
                     {measured.text.size(), options.by_document, options.counts, options.counts_seed}, ranks);
   ordered_json json;
-  tasks::EvaluatedModel evaluated{checkpoint.state().step};
+  tasks::EvaluatedModel evaluated = evaluated_model(options, checkpoint, {});
   std::filesystem::path file;
   if (!options.sweep.empty()) {
     file = output_file(options, "text-sweep", evaluated, ranks);

@@ -112,7 +112,6 @@ void add_generate(CLI::App& app) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* verb = app.add_subcommand("generate", "Generate text that continues a prompt");
   add_inference_options(*verb, options->inference);
-  add_precision_option(*verb, options->inference);
   verb->add_option("--prompt", options->prompt, "the text to continue");
   verb->add_option("--prompts", options->prompts_file,
                    "file with one prompt per line, computed as one batch");

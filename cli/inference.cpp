@@ -25,6 +25,7 @@ void add_checkpoint_options(CLI::App& verb, InferenceOptions& options) {
 
 void add_inference_options(CLI::App& verb, InferenceOptions& options) {
   add_checkpoint_options(verb, options);
+  add_precision_option(verb, options);
   verb.add_option("--tokenizer", options.tokenizer, "tokenizer.json file, for a checkpoint without one");
   verb.add_option("--target-experts", options.target_experts,
                   "mean number of active experts per token; p is solved for it")
@@ -66,10 +67,13 @@ at::Device set_up_device(const InferenceOptions& options) {
   return device;
 }
 
+at::ScalarType compute_type(const InferenceOptions& options) {
+  return device::compute_type(options.precision, device::compute_device(options.device, "--device"));
+}
+
 inference::InferenceModel load_model(const InferenceOptions& options,
                                      const checkpoint::Checkpoint& checkpoint) {
-  const at::Device device = set_up_device(options);
-  return inference::load_inference_model(checkpoint, device, device::compute_type(options.precision, device));
+  return inference::load_inference_model(checkpoint, set_up_device(options), compute_type(options));
 }
 
 at::Tensor target_windows(const InferenceOptions& options, const checkpoint::Checkpoint& checkpoint,

@@ -24,11 +24,11 @@ struct InferenceOptions {
 // Adds the checkpoint, --device and --threads, which all model types share.
 void add_checkpoint_options(CLI::App& verb, InferenceOptions& options);
 
+// Adds --precision, for language models.
+void add_precision_option(CLI::App& verb, InferenceOptions& options);
+
 // Adds all of these options, for language models.
 void add_inference_options(CLI::App& verb, InferenceOptions& options);
-
-// Adds --precision, for commands that generate text.
-void add_precision_option(CLI::App& verb, InferenceOptions& options);
 
 // Opens the checkpoint and prints warnings to standard error. Throws UsageError if its model has another
 // type.
@@ -39,6 +39,9 @@ void require_type(const checkpoint::Checkpoint& checkpoint, config::ModelType ty
 
 // Selects the device of --device and sets the number of threads of --threads.
 at::Device set_up_device(const InferenceOptions& options);
+
+// Returns the type of --precision on the device of --device.
+at::ScalarType compute_type(const InferenceOptions& options);
 
 // Loads the model on the device of --device in --precision, with the checkpoint's thresholds.
 inference::InferenceModel load_model(const InferenceOptions& options,

@@ -81,6 +81,7 @@ ordered_json run_key(const checkpoint::Checkpoint& checkpoint, const inference::
           {"thresholds",
            model.routing.router ? model.routing.router->metric("threshold") : std::vector<double>()},
           {"tokenizer", tokenizer.hash()},
+          {"precision", c10::toString(model.model.embed_VD().scalar_type())},
           {"device", device.is_cpu() ? "cpu" : device::describe_device(device)},
           {"version", version}};
 }

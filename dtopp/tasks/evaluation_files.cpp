@@ -21,7 +21,7 @@ constexpr uint64_t kMaxBytes = uint64_t{1} << 28;
 
 EvaluatedModel read_model(const Json& json) {
   return {integer_of(json.at("step")), json.value("target_experts", 0.0),
-          json.value("p", std::vector<double>())};
+          json.value("p", std::vector<double>()), json.value("precision", "fp32") == "bf16"};
 }
 
 // Returns the model of the results in `file`; nullopt if it holds none.
@@ -89,12 +89,14 @@ nlohmann::ordered_json to_json(const EvaluatedModel& model) {
   nlohmann::ordered_json json = {{"step", model.step}};
   if (model.target_experts > 0) json["target_experts"] = model.target_experts;
   if (!model.p.empty()) json["p"] = model.p;
+  if (model.in_bf16) json["precision"] = "bf16";
   return json;
 }
 
 std::string label_of(const EvaluatedModel& model) {
-  const std::string step = "step " + std::to_string(model.step);
-  return model.target_experts > 0 ? step + ", " + format("%g", model.target_experts) + " experts" : step;
+  std::string label = "step " + std::to_string(model.step);
+  if (model.target_experts > 0) label += ", " + format("%g", model.target_experts) + " experts";
+  return model.in_bf16 ? label + ", bf16" : label;
 }
 
 fs::path results_file(const fs::path& output, const std::string& kind, const EvaluatedModel& model) {
@@ -107,7 +109,7 @@ fs::path results_file(const fs::path& output, const std::string& kind, const Eva
   const std::string step = format("-step-%08lld", static_cast<long long>(model.step));
   const std::string experts =
       model.target_experts > 0 ? "-experts-" + format("%g", model.target_experts) : "";
-  return output / (kind + step + experts + ".json");
+  return output / (kind + step + experts + (model.in_bf16 ? "-bf16" : "") + ".json");
 }
 
 Evaluations read_evaluations(const fs::path& run) {

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,29 +14,33 @@
 
 namespace dtopp::tasks {
 
-// The checkpoint and the budget that results belong to.
+// The checkpoint, the budget and the precision that results belong to.
 struct EvaluatedModel {
   int64_t step = 0;            // of the checkpoint
   double target_experts = 0;   // active experts per token that p was solved for; 0: the checkpoint's own p
   std::vector<double> p = {};  // thresholds by layer; empty if the routing has none
+  bool in_bf16 = false;        // computed in bf16; false: in fp32
 
-  // p follows from the checkpoint and the target.
+  // p follows from the other members.
   auto operator<=>(const EvaluatedModel& other) const {
-    return std::pair(step, target_experts) <=> std::pair(other.step, other.target_experts);
+    return std::tuple(step, target_experts, in_bf16) <=>
+           std::tuple(other.step, other.target_experts, other.in_bf16);
   }
   bool operator==(const EvaluatedModel& other) const { return std::is_eq(*this <=> other); }
 };
 
-// {"step", "target_experts", "p"}; the last two are missing if there is none.
+// {"step", "target_experts", "p", "precision"}. "target_experts" and "p" are missing if there is none,
+// "precision" if it is fp32.
 nlohmann::ordered_json to_json(const EvaluatedModel& model);
 
-// "step 512", or "step 512, 4 experts" for a target.
+// "step 512", or "step 512, 4 experts, bf16" for a target and bf16.
 std::string label_of(const EvaluatedModel& model);
 
 // Returns the file for results of `kind` ("tasks", "text", …). If `output` is a folder, it is
-// `output`/tasks-step-00000512.json, with "-experts-4" for a target; otherwise it is `output`.
+// `output`/tasks-step-00000512.json, with "-experts-4" for a target and "-bf16" for bf16; otherwise it is
+// `output`.
 //
-// Throws: UsageError if the file holds results of another checkpoint or budget
+// Throws: UsageError if the file holds results of another checkpoint, budget or precision
 std::filesystem::path results_file(const std::filesystem::path& output, const std::string& kind,
                                    const EvaluatedModel& model);
 

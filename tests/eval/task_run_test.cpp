@@ -169,6 +169,7 @@ TEST_F(TaskRunTest, the_key_names_all_that_a_score_depends_on) {
   const auto key = run_key(*checkpoint_, *model_, tasks::shipped_tokenizer(), "0.1.0");
   EXPECT_EQ(key["tokenizer"], tasks::shipped_tokenizer().hash());
   EXPECT_EQ(key["thresholds"], nlohmann::ordered_json({0.4}));
+  EXPECT_EQ(key["precision"], "Float");
   EXPECT_EQ(key["device"], "cpu");
   EXPECT_EQ(key["version"], "0.1.0");
   EXPECT_EQ(key["checkpoint"].get<std::string>().size(), 32);

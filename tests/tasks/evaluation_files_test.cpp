@@ -15,11 +15,12 @@ using testing::HasSubstr;
 
 constexpr char kTasks[] = R"("tasks": {"copa": {"accuracy": 0.5, "stderr": 0.05}}, "average": 0.5})";
 
-TEST(EvaluationFiles, are_kept_apart_by_checkpoint_and_budget) {
+TEST(EvaluationFiles, are_kept_apart_by_checkpoint_budget_and_precision) {
   ScratchDirectory scratch;
   write_file_atomically(scratch / "a.json", std::string(R"({"step": 64, "p": [0.25], )") + kTasks);
   write_file_atomically(scratch / "b.json", std::string(R"({"step": 512, "target_experts": 2.5, )") + kTasks);
   write_file_atomically(scratch / "c.json", std::string(R"({"step": 512, )") + kTasks);
+  write_file_atomically(scratch / "d.json", std::string(R"({"step": 512, "precision": "bf16", )") + kTasks);
   write_file_atomically(scratch / "other.json", std::string(R"({"step": "nonsense"})"));
   const Evaluations evaluations = read_evaluations(scratch.path());
   std::vector<std::string> labels;
@@ -27,7 +28,7 @@ TEST(EvaluationFiles, are_kept_apart_by_checkpoint_and_budget) {
     labels.push_back(label_of(model));
     EXPECT_EQ(evaluation.tasks.at("copa").accuracy, 0.5);
   }
-  EXPECT_THAT(labels, ElementsAre("step 64", "step 512", "step 512, 2.5 experts"));
+  EXPECT_THAT(labels, ElementsAre("step 64", "step 512", "step 512, bf16", "step 512, 2.5 experts"));
   EXPECT_TRUE(evaluations.skipped.empty());
 }
 
@@ -45,12 +46,14 @@ TEST(ResultsFile, is_named_for_the_checkpoint_in_a_folder_and_never_another_chec
   ScratchDirectory scratch;
   EXPECT_EQ(results_file(scratch.path(), "tasks", {512}), scratch / "tasks-step-00000512.json");
   EXPECT_EQ(results_file("new/", "text", {512, 2.5}), "new/text-step-00000512-experts-2.5.json");
+  EXPECT_EQ(results_file("new/", "text", {512, 0, {}, true}), "new/text-step-00000512-bf16.json");
   const auto file = scratch / "r.json";
   EXPECT_EQ(results_file(file, "tasks", {512}), file);
   write_file_atomically(file, std::string(R"({"step": 512, "p": [0.25]})"));
   EXPECT_EQ(results_file(file, "tasks", {512, 0, {0.25}}), file);
   EXPECT_THROW(results_file(file, "tasks", {64}), UsageError);
   EXPECT_THROW(results_file(file, "tasks", {512, 2}), UsageError);
+  EXPECT_THROW(results_file(file, "tasks", {512, 0, {}, true}), UsageError);
   write_file_atomically(file, std::string("notes"));
   EXPECT_EQ(results_file(file, "tasks", {64}), file);
 }

@@ -1,5 +1,6 @@
-"""Tests --precision bf16 of generate and serve against fp32 and against transformers in bf16."""
+"""Tests --precision bf16 of generate, serve and evaluate against fp32 and against transformers in bf16."""
 
+import json
 import pathlib
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import OlmoeForCausalLM
 
 pytestmark = needs_program
 
+TOKENIZER = tokenizers.Tokenizer.from_file(str(tiny_language_run.SMALL_TOKENIZER))
 PROMPT = "The fog came down at noon, and with it the silence."
 OLMOE = ["model.norm=rms", "routing.method=top_k", "routing.normalization=none", "routing.renormalize=false", "loss.dynamic=0"]
 AMX = "amx_bf16" in pathlib.Path("/proc/cpuinfo").read_text() or tiny_run.DEVICE != "cpu"
@@ -45,8 +47,8 @@ def served_log_probs(run, precision):
     return torch.tensor(answer["choices"][0]["logprobs"]["token_logprobs"][1:])
 
 
-def transformers_log_probs(folder, dtype):
-    ids = torch.tensor([tokenizers.Tokenizer.from_file(str(tiny_language_run.SMALL_TOKENIZER)).encode(PROMPT).ids])
+def transformers_log_probs(folder, dtype, *end_of_text):
+    ids = torch.tensor([TOKENIZER.encode(PROMPT).ids + [*end_of_text]])
     model = OlmoeForCausalLM.from_pretrained(folder, dtype=dtype)
     with torch.no_grad():
         log_probs = model(input_ids=ids).logits.float().log_softmax(-1)[0, :-1]
@@ -64,6 +66,24 @@ def test_log_probabilities_are_those_of_fp32_but_for_the_rounding_of_transformer
     assert (rounded - peer).abs().max() <= 3 * (peer - exact).abs().max() + 2**-5
 
 
+def test_evaluated_text_has_the_loss_of_fp32_but_for_the_rounding_of_transformers(run, tmp_path):
+    folder = to_hf(run, tmp_path / "hf", "--as", "olmoe")
+    (tmp_path / "text.txt").write_text(PROMPT)
+    results = {}
+    for precision in ["fp32", "bf16"]:
+        done = tiny_run.dtopp("evaluate", "text", run, "--device", tiny_run.DEVICE, "--precision", precision, "--text",
+                              tmp_path / "text.txt", "--output", tmp_path, "--json")
+        assert done.returncode == 0, done.stderr
+        results[precision] = json.loads(done.stdout)
+        file = tmp_path / f"text-step-00000060{'' if precision == 'fp32' else '-bf16'}.json"
+        assert json.loads(file.read_text()) == results[precision]
+    assert "precision" not in results["fp32"] and results["bf16"]["precision"] == "bf16"
+    end_of_text = TOKENIZER.token_to_id("<|endoftext|>")
+    exact, rounded = (transformers_log_probs(folder, dtype, end_of_text) for dtype in [torch.float32, torch.bfloat16])
+    assert results["fp32"]["nll"] == pytest.approx(-exact.mean().item(), abs=1e-5)
+    assert 0 < abs(results["bf16"]["nll"] - results["fp32"]["nll"]) <= (rounded - exact).abs().mean()
+
+
 @pytest.mark.skipif(AMX, reason="the last bits of bf16 depend on the batch")
 def test_prompts_side_by_side_are_as_each_by_itself(run, tmp_path):
     prompts = [PROMPT, "Nobody", "A longer line that says nothing of the kind, at some length"]
@@ -74,7 +94,6 @@ def test_prompts_side_by_side_are_as_each_by_itself(run, tmp_path):
     assert together.startswith(first) and together != first
 
 
-@pytest.mark.parametrize("verb", ["generate", "serve"])
-def test_another_precision_is_refused(run, verb):
-    prompt = ["--prompt", PROMPT] if verb == "generate" else []
-    assert_refused(tiny_run.dtopp(verb, run, "--precision", "fp16", *prompt), 2, ["--precision", "fp16", "auto|bf16|fp32"])
+@pytest.mark.parametrize("command", [["generate", "--prompt", PROMPT], ["serve"], ["evaluate", "text", "--text", "any.txt"]])
+def test_another_precision_is_refused(run, command):
+    assert_refused(tiny_run.dtopp(*command, run, "--precision", "fp16"), 2, ["--precision", "fp16", "auto|bf16|fp32"])
