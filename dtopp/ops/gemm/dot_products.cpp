@@ -20,8 +20,8 @@ using Number = c10::BFloat16;
 
 #if defined(__x86_64__)
 constexpr int64_t kDotColumns = 4, kDotLanes = 32;
-constexpr int64_t kBlocksAhead = 2;   // the block of columns that is prefetched
-constexpr int kRowsInFirstCache = 4;  // with more rows, prefetched numbers would drive them out of that cache
+constexpr int64_t kBlocksAhead = 2;       // the block of columns that is prefetched
+constexpr int64_t kRowsInFirstCache = 4;  // prefetched numbers would drive more rows out of that cache
 
 // The sums of the lanes of four registers. The masks take all lanes: GCC warns of the functions without.
 [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] inline __m128 sum_lanes(
@@ -39,16 +39,21 @@ constexpr int kRowsInFirstCache = 4;  // with more rows, prefetched numbers woul
                     __builtin_shufflevector(halves, halves, 4, 5, 6, 7));
 }
 
-// Multiplies kRows rows with a block of four columns, rows of the weight. Prefetches as many numbers from
-// `ahead` on, in their order; null: none. Processors recognize one stream of reads. Four streams that are a
-// row apart reach less than half of the memory's bandwidth.
-template <int kRows>
+// The lines that a block prefetches per step: of four consecutive lines those whose bit is set.
+struct Prefetch {
+  const Number* ahead;
+  uint32_t lines;
+};
+
+// Multiplies kRows rows with a block of four columns, rows of the weight. Processors recognize one stream of
+// reads: prefetching in the order of the memory reaches twice the bandwidth of four streams that are a row
+// apart.
+template <int kRows, _mm_hint kCache>
 [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] void multiply_dots(const Number* const* rows,
                                                                            const Number* const* columns,
-                                                                           int64_t K, const Number* ahead,
+                                                                           int64_t K, Prefetch prefetch,
                                                                            float* C, int64_t ldc,
                                                                            __mmask8 stored) {
-  constexpr auto kCache = kRows <= kRowsInFirstCache ? _MM_HINT_T0 : _MM_HINT_T1;
   __m512 sums[kRows][kDotColumns];
 #pragma GCC unroll 6
   for (int m = 0; m < kRows; ++m) {
@@ -61,8 +66,8 @@ template <int kRows>
 #pragma GCC unroll 4
     for (int n = 0; n < kDotColumns; ++n) {
       weight[n] = (__m512bh)_mm512_loadu_si512(columns[n] + k);
-      if (ahead != nullptr)
-        _mm_prefetch(reinterpret_cast<const char*>(ahead + k * kDotColumns + n * kDotLanes), kCache);
+      if (prefetch.lines >> n & 1)
+        _mm_prefetch(reinterpret_cast<const char*>(prefetch.ahead + k * kDotColumns + n * kDotLanes), kCache);
     }
 #pragma GCC unroll 6
     for (int m = 0; m < kRows; ++m) {
@@ -87,10 +92,12 @@ template <int kRows>
   for (int m = 0; m < kRows; ++m) _mm_mask_storeu_ps(C + m * ldc, stored, sum_lanes(sums[m]));
 }
 
-using MultiplyDots = void (*)(const Number* const*, const Number* const*, int64_t, const Number*, float*,
-                              int64_t, __mmask8);
-constexpr std::array<MultiplyDots, 6> kDotBlocks = {multiply_dots<1>, multiply_dots<2>, multiply_dots<3>,
-                                                    multiply_dots<4>, multiply_dots<5>, multiply_dots<6>};
+using MultiplyDots = void (*)(const Number* const*, const Number* const*, int64_t, Prefetch, float*, int64_t,
+                              __mmask8);
+template <_mm_hint kCache>
+constexpr std::array<MultiplyDots, 6> kDotBlocks = {multiply_dots<1, kCache>, multiply_dots<2, kCache>,
+                                                    multiply_dots<3, kCache>, multiply_dots<4, kCache>,
+                                                    multiply_dots<5, kCache>, multiply_dots<6, kCache>};
 #endif
 
 // Computes the columns [begin, end) of y_TN.
@@ -126,7 +133,8 @@ bool DotProducts::multiply_rows_of(const at::Tensor& x, int64_t rows) {
 #if defined(__x86_64__)
 void DotProducts::multiply(const Number* const* rows, int64_t M, const Number* weight_NK, int64_t N,
                            int64_t K, float* C, int64_t ldc, const Number* next_NK) {
-  constexpr int64_t kDotRows = kDotBlocks.size();
+  const auto& dot_blocks = M <= kRowsInFirstCache ? kDotBlocks<_MM_HINT_T0> : kDotBlocks<_MM_HINT_T1>;
+  const auto most = static_cast<int64_t>(dot_blocks.size()), blocks = (M + most - 1) / most;
   if (next_NK == nullptr) next_NK = weight_NK + N * K;
   for (int64_t n = 0; n < N; n += kDotColumns) {
     const int64_t present = std::min(kDotColumns, N - n);
@@ -135,10 +143,12 @@ void DotProducts::multiply(const Number* const* rows, int64_t M, const Number* w
     const auto stored = static_cast<__mmask8>((1U << present) - 1);
     const int64_t later = n + kBlocksAhead * kDotColumns;
     const Number* ahead = later < N ? weight_NK + later * K : next_NK + (later - N) * K;
-    for (int64_t m = 0; m < M; m += kDotRows) {
-      const int64_t count = std::min(kDotRows, M - m);
-      kDotBlocks[count - 1](rows + m, columns.data(), K, m == 0 ? ahead : nullptr, C + m * ldc + n, ldc,
-                            stored);
+    // The blocks of rows share the prefetches, so that the memory is read while all of them are multiplied.
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t m = M * block / blocks, count = M * (block + 1) / blocks - m;
+      uint32_t lines = 0;
+      for (int64_t line = block; line < kDotColumns; line += blocks) lines |= 1U << line;
+      dot_blocks[count - 1](rows + m, columns.data(), K, {ahead, lines}, C + m * ldc + n, ldc, stored);
     }
   }
 }
