@@ -1,10 +1,11 @@
 """Measures items per second of `dtopp evaluate tasks` against lm-eval on the same machine and items. lm-eval runs the same model,
 exported with `convert to-hf --as olmoe`, as transformers' OlmoeForCausalLM (hidden 512, 8 layers, 64 experts of 256, 8 active, GPT-NeoX's
-vocabulary; the weights are nearly random, which does not change the cost), with its class of python/dtopp/lm_eval.py.
+vocabulary; the weights are nearly random, which does not change the cost), with its class of python/dtopp/lm_eval.py and each of
+transformers' implementations of experts.
 
 The tasks are multiple choice with five examples (copa, winogrande) and without (hellaswag), and LAMBADA. Both rates exclude loading: they
-are differences of two runs, with one item and with all. Prints one JSON line per precision and task: items per second and processor seconds per item
-of both, lm-eval's per batch size, and dtopp's peak resident memory.
+are differences of two runs, with one item and with all. Prints one JSON line per precision and task: items per second and processor seconds
+per item of both, lm-eval's per implementation and batch size. The ratios are those to its best figures.
 """
 
 import argparse
@@ -27,14 +28,14 @@ TOKENIZER = HERE.parent / "assets/tokenizer/gpt-neox-20b.tokenizer.json"
 
 
 def run(*command):
-    """Returns a program's seconds, processor seconds and peak resident bytes."""
+    """Returns a program's seconds and processor seconds."""
     start = time.perf_counter()
     process = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     errors = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     if status != 0:
         raise SystemExit(errors.decode()[-2000:])
-    return time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+    return time.perf_counter() - start, usage.ru_utime + usage.ru_stime
 
 
 def make_checkpoint(folder, threads):
@@ -62,8 +63,9 @@ class LmEval:
         self.model = DtoppHFLM(pretrained=str(model), device="cpu", dtype={"fp32": "float32", "bf16": "bfloat16"}[precision])
         self.tasks = lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False)
 
-    def run(self, task, items, batch_size):
+    def run(self, task, items, implementation, batch_size):
         """Returns seconds and processor seconds."""
+        self.model.model.set_experts_implementation(implementation)
         self.model.batch_size_per_gpu = batch_size
         start, cpu = time.perf_counter(), time.process_time()
         self.evaluator.simple_evaluate(model=self.model, tasks=[f"dtopp_{task}"], task_manager=self.tasks, limit=items, bootstrap_iters=0,
@@ -82,6 +84,7 @@ def main():
     parser.add_argument("--tasks", nargs="+", default=["copa", "hellaswag", "winogrande", "lambada_openai"])
     parser.add_argument("--items", type=int, default=50)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8], help="of lm-eval")
+    parser.add_argument("--implementations", nargs="+", default=["eager", "grouped_mm"], help="of lm-eval's experts")
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
@@ -97,14 +100,16 @@ def main():
                        "--precision", precision, "--limit"]
             one, all_items = run(*command, 1), run(*command, args.items)
             ours = per_item(one, all_items, args.items)
-            theirs = {size: per_item(peer.run(task, 1, size), peer.run(task, args.items, size), args.items) for size in args.batch_sizes}
+            theirs = {}
+            for how in itertools.product(args.implementations, args.batch_sizes):
+                theirs[" ".join(map(str, how))] = per_item(peer.run(task, 1, *how), peer.run(task, args.items, *how), args.items)
             print(json.dumps({
                 "case": "evaluation_speed", "task": task, "precision": precision, "items": args.items, "threads": args.threads,
                 "items_per_second": ours[0], "cpu_seconds_per_item": ours[1],
-                "lm_eval_items_per_second": {size: rate for size, (rate, _) in theirs.items()},
-                "lm_eval_cpu_seconds_per_item": {size: cpu for size, (_, cpu) in theirs.items()},
+                "lm_eval_items_per_second": {how: rate for how, (rate, _) in theirs.items()},
+                "lm_eval_cpu_seconds_per_item": {how: cpu for how, (_, cpu) in theirs.items()},
                 "ratio": round(ours[0] / max(rate for rate, _ in theirs.values()), 2),
-                "cpu_ratio": round(min(cpu for _, cpu in theirs.values()) / ours[1], 2), "peak_bytes": all_items[2]}), flush=True)
+                "cpu_ratio": round(min(cpu for _, cpu in theirs.values()) / ours[1], 2)}), flush=True)
 
 
 if __name__ == "__main__":
