@@ -22,6 +22,7 @@ using Number = c10::BFloat16;
 constexpr int64_t kDotColumns = 4, kDotLanes = 32;
 constexpr int64_t kBlocksAhead = 2;       // the block of columns that is prefetched
 constexpr int64_t kRowsInFirstCache = 4;  // prefetched numbers would drive more rows out of that cache
+constexpr int kFirstCache = 3, kSecondCache = 2;  // where __builtin_prefetch places numbers
 
 // The sums of the lanes of four registers. The masks take all lanes: GCC warns of the functions without.
 [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] inline __m128 sum_lanes(
@@ -48,7 +49,7 @@ struct Prefetch {
 // Multiplies kRows rows with a block of four columns, rows of the weight. Processors recognize one stream of
 // reads: prefetching in the order of the memory reaches twice the bandwidth of four streams that are a row
 // apart.
-template <int kRows, _mm_hint kCache>
+template <int kRows, int kLocality>
 [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] void multiply_dots(const Number* const* rows,
                                                                            const Number* const* columns,
                                                                            int64_t K, Prefetch prefetch,
@@ -67,7 +68,7 @@ template <int kRows, _mm_hint kCache>
     for (int n = 0; n < kDotColumns; ++n) {
       weight[n] = (__m512bh)_mm512_loadu_si512(columns[n] + k);
       if (prefetch.lines >> n & 1)
-        _mm_prefetch(reinterpret_cast<const char*>(prefetch.ahead + k * kDotColumns + n * kDotLanes), kCache);
+        __builtin_prefetch(prefetch.ahead + k * kDotColumns + n * kDotLanes, /*rw=*/0, kLocality);
     }
 #pragma GCC unroll 6
     for (int m = 0; m < kRows; ++m) {
@@ -94,10 +95,10 @@ template <int kRows, _mm_hint kCache>
 
 using MultiplyDots = void (*)(const Number* const*, const Number* const*, int64_t, Prefetch, float*, int64_t,
                               __mmask8);
-template <_mm_hint kCache>
-constexpr std::array<MultiplyDots, 6> kDotBlocks = {multiply_dots<1, kCache>, multiply_dots<2, kCache>,
-                                                    multiply_dots<3, kCache>, multiply_dots<4, kCache>,
-                                                    multiply_dots<5, kCache>, multiply_dots<6, kCache>};
+template <int kLocality>
+constexpr std::array<MultiplyDots, 6> kDotBlocks = {multiply_dots<1, kLocality>, multiply_dots<2, kLocality>,
+                                                    multiply_dots<3, kLocality>, multiply_dots<4, kLocality>,
+                                                    multiply_dots<5, kLocality>, multiply_dots<6, kLocality>};
 #endif
 
 // Computes the columns [begin, end) of y_TN.
@@ -133,7 +134,7 @@ bool DotProducts::multiply_rows_of(const at::Tensor& x, int64_t rows) {
 #if defined(__x86_64__)
 void DotProducts::multiply(const Number* const* rows, int64_t M, const Number* weight_NK, int64_t N,
                            int64_t K, float* C, int64_t ldc, const Number* next_NK) {
-  const auto& dot_blocks = M <= kRowsInFirstCache ? kDotBlocks<_MM_HINT_T0> : kDotBlocks<_MM_HINT_T1>;
+  const auto& dot_blocks = M <= kRowsInFirstCache ? kDotBlocks<kFirstCache> : kDotBlocks<kSecondCache>;
   const auto most = static_cast<int64_t>(dot_blocks.size()), blocks = (M + most - 1) / most;
   if (next_NK == nullptr) next_NK = weight_NK + N * K;
   for (int64_t n = 0; n < N; n += kDotColumns) {
