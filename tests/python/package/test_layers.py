@@ -227,11 +227,12 @@ def test_gradients_under_a_grad_scaler_are_the_same(both_forms, one_thread):
     moe, x = layer(**LOSSES), torch.randn(33, 16)
     moe(x).square().sum().backward()
     expected = gradients(moe)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**15)
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=2.0**15), torch.optim.SGD(moe.parameters())
     for call in (moe, torch.compile(moe, backend="aot_eager", fullgraph=True)):
         dtopp.set_loss_scale(scaler.get_scale())
         scaler.scale(call(x).square().sum()).backward()
-        scaler.unscale_(torch.optim.SGD(moe.parameters()))
+        scaler.unscale_(optimizer)
+        scaler.update()  # forgets that the gradients are unscaled
         for grad, expect in zip(gradients(moe), expected):
             assert torch.equal(grad, expect)  # the scale is a power of two
 

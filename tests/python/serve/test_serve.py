@@ -281,13 +281,25 @@ def test_a_full_queue_answers_429_and_a_stopping_server_503(run):
         assert len({json.loads(text)["choices"][0]["text"] for status, text in answers if status == 200}) == 1
 
 
+def wait_until_accepted(server, requests):
+    """Waits until the server has read this many requests for one sequence each. The answered ones are counted first, so
+    that none counts twice."""
+    deadline = time.time() + 60
+    accepted = 0
+    while accepted < requests and time.time() < deadline:
+        answered = server.metrics().get('dtopp_requests_total{status="200"}', 0)
+        metrics = server.metrics()
+        accepted = answered + metrics["dtopp_sequences_running"] + metrics["dtopp_sequences_waiting"]
+    assert accepted == requests
+
+
 def test_sigterm_ends_after_the_running_answers(run):
     with Server(run, "--max-batch", 1) as server:
         body = json.dumps({"prompt": PROMPT, "max_tokens": 100, "temperature": 1, "stream": True}).encode()
         connections = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(40)]
         for connection in connections:
             connection.sendall(post(body))
-        connections[0].recv(1, socket.MSG_PEEK)
+        wait_until_accepted(server, len(connections))
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         refused = server.request("/v1/completions", {"prompt": PROMPT})
