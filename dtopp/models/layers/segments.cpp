@@ -13,22 +13,14 @@ namespace {
 // [tokens, H, K] to SDPA's [1, H, tokens, K].
 at::Tensor by_head(const at::Tensor& x_LHK) { return x_LHK.transpose(0, 1).unsqueeze(0); }
 
-// Each token attends to itself and to the tokens before it.
-at::Tensor attend_to_own(const QueryKeyValue& own) {
-  const int64_t H = own.q_THK.size(1);
-  return ops::self_attention(by_head(own.q_THK), by_head(repeat_heads(own.k_TGK, H)),
-                             by_head(repeat_heads(own.v_TGK, H)), /*causal=*/true)
-      .squeeze(0)
-      .transpose(0, 1);
-}
-
 at::Tensor sdpa(const at::Tensor& q_LHK, const at::Tensor& k_LGK, const at::Tensor& v_LGK,
-                const std::optional<at::Tensor>& mask) {
+                const std::optional<at::Tensor>& mask, bool causal) {
   const int64_t H = q_LHK.size(1);
-  return at::scaled_dot_product_attention(by_head(q_LHK), by_head(repeat_heads(k_LGK, H)),
-                                          by_head(repeat_heads(v_LGK, H)), mask)
-      .squeeze(0)
-      .transpose(0, 1);
+  const at::Tensor q = by_head(q_LHK), k = by_head(repeat_heads(k_LGK, H)),
+                   v = by_head(repeat_heads(v_LGK, H));
+  const at::Tensor y =
+      causal ? ops::self_attention(q, k, v, causal) : at::scaled_dot_product_attention(q, k, v, mask);
+  return y.squeeze(0).transpose(0, 1);
 }
 
 // Grows a cache of `length` tokens to a capacity of `added` more, with the heads of like_TGK.
@@ -198,7 +190,7 @@ at::Tensor SegmentMask::attend_to(size_t first, size_t last, size_t layer, const
     const at::Tensor k = at::cat({all.k_TGK.narrow(0, begin, length), own.k_TGK});
     const at::Tensor v = at::cat({all.v_TGK.narrow(0, begin, length), own.v_TGK});
     const at::Tensor mask = sibling_mask(first, last, own.q_THK.options());
-    return sdpa(own.q_THK, k, v, seen_only(mask, begin_[first], length));
+    return sdpa(own.q_THK, k, v, seen_only(mask, begin_[first], length), false);
   }
   KeyValueCache::Layer keys{own.k_TGK, own.v_TGK};
   const int64_t before = prefix_length(segment), total = before + segment.length;
@@ -207,14 +199,14 @@ at::Tensor SegmentMask::attend_to(size_t first, size_t last, size_t layer, const
     if (before > 0) keys = stored;
   }
   const bool hides = !hides_.empty() && hides_[first];
-  if (before == 0 && !hides) return attend_to_own(own);
+  if (before == 0 && !hides) return sdpa(own.q_THK, keys.k_LGK, keys.v_LGK, std::nullopt, /*causal=*/true);
   std::optional<at::Tensor> mask;
   if (segment.length > 1 || hides) {
     const at::Tensor earlier =
         at::ones({segment.length, total}, own.q_THK.options().dtype(at::kBool)).tril(before);
     mask = hides ? seen_only(earlier, begin_[first], before) : earlier;
   }
-  return sdpa(own.q_THK, keys.k_LGK, keys.v_LGK, mask);
+  return sdpa(own.q_THK, keys.k_LGK, keys.v_LGK, mask, false);
 }
 
 // Siblings attend to their parent and to their own earlier tokens.
