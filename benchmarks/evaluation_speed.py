@@ -94,8 +94,9 @@ def main():
         checkpoint = make_checkpoint(folder, args.threads)
         run(BINARY, "convert", "to-hf", checkpoint, folder / "model", "--as", "olmoe")
         run(BINARY, "convert", "lm-eval", folder / "tasks", "--data", args.data)
+        peers = {precision: LmEval(folder / "model", precision, folder / "tasks", folder) for precision in args.precisions}
         for precision, task in itertools.product(args.precisions, args.tasks):
-            peer = LmEval(folder / "model", precision, folder / "tasks", folder)
+            peer = peers[precision]
             command = [BINARY, "evaluate", "tasks", checkpoint, "--tasks", task, "--data", args.data, "--threads", args.threads,
                        "--precision", precision, "--limit"]
             one, all_items = run(*command, 1), run(*command, args.items)
