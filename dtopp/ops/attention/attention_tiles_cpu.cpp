@@ -11,35 +11,15 @@ namespace dtopp::ops {
 namespace attention_tiles {
 namespace {
 
-constexpr int64_t kQueries = 256, kKeys = 512;  // of a block
+constexpr int64_t kQueries = 512, kKeys = 512;  // of a block
 constexpr int64_t kScoreStride = kKeys + 16;    // rows a power of two apart share cache sets
 // Thus, if causal, each row of a block of queries attends to at least the first key of each block of keys.
 static_assert(kKeys % kQueries == 0);
-
-// Floats as integers of the same order; NaNs are the highest. It is its own inverse.
-[[gnu::always_inline]] inline int32_t ordered(int32_t bits) { return bits ^ (bits >> 31 & 0x7FFFFFFF); }
 
 struct Softmax {
   float highest = -std::numeric_limits<float>::infinity();  // score
   float total = 0;                                          // of the exponentials relative to it
 };
-
-// Replaces `count` scores by exponentials. Returns the factor of what was added before.
-[[gnu::always_inline]] inline float exponentials(float* scores, int64_t count, float scale, Softmax& so_far) {
-  int32_t most = ordered(std::bit_cast<int32_t>(so_far.highest));
-#pragma omp simd reduction(max : most)
-  for (int64_t i = 0; i < count; ++i) most = std::max(most, ordered(std::bit_cast<int32_t>(scores[i])));
-  const auto highest = std::bit_cast<float>(ordered(most));
-  float total = 0;
-#pragma omp simd reduction(+ : total)
-  for (int64_t i = 0; i < count; ++i) {
-    scores[i] = fast_exp(scale * (scores[i] - highest));
-    total += scores[i];
-  }
-  const float factor = fast_exp(scale * (so_far.highest - highest));
-  so_far = {highest, factor * so_far.total + total};
-  return factor;
-}
 
 struct ForwardBuffers {
   BufferParts<Number> queries, keys, values, weights;  // packed
@@ -63,7 +43,8 @@ struct ForwardHead {
 // Computes the rows of y from `begin` on, kQueries of them or fewer.
 void attend(const ForwardHead& head, const AttentionSizes& s, int64_t begin, ForwardBuffers& own) {
   const int64_t rows = std::min(kQueries, s.L - begin), end = s.causal ? begin + rows : s.L;
-  const int64_t stride = Tiles::left_stride(s.K), width = s.width();
+  const int64_t stride = Tiles::left_stride(s.K), width = s.width(),
+                weight_stride = Tiles::left_stride(kKeys);
   Number *keys = own.keys.of(0), *values = own.values.of(0), *weights = own.weights.of(0);
   float *scores = own.scores.of(0), *sums = own.sums.of(0);
   own.softmax.fill({});
@@ -83,16 +64,20 @@ void attend(const ForwardHead& head, const AttentionSizes& s, int64_t begin, For
                  false, scores + i, kScoreStride);
       run_widest([&] {
         for (int64_t r = 0; r < strip; ++r) {
-          float *row = scores + r * kScoreStride, *sum = sums + (m + r) * width;
-          const float factor = exponentials(row, seen(r), s.scale(), own.softmax[m + r]);
-          std::fill(row + seen(r), row + Tiles::depth(depth), 0.0F);
-          bfloat16_loops().convert(row, weights + r * Tiles::left_stride(kKeys), Tiles::depth(depth));
+          Softmax& so_far = own.softmax[m + r];
+          const float before = so_far.highest;
+          const float total =
+              bfloat16_loops().softmax(scores + r * kScoreStride, seen(r), Tiles::depth(depth),
+                                       s.scale() * kLog2E, so_far.highest, weights + r * weight_stride);
+          const float factor = fast_exp(s.scale() * (before - so_far.highest));
+          so_far.total = factor * so_far.total + total;
+          float* sum = sums + (m + r) * width;
 #pragma omp simd
           for (int64_t i = 0; i < (n > 0 ? width : 0); ++i) sum[i] *= factor;
         }
       });
-      multiply(weights, Tiles::left_stride(kKeys), values, kTile * Tiles::depth(count), strip, width, depth,
-               n > 0, sums + m * width, width);
+      multiply(weights, weight_stride, values, kTile * Tiles::depth(count), strip, width, depth, n > 0,
+               sums + m * width, width);
     }
   }
   run_widest([&] {
@@ -128,6 +113,7 @@ AttentionResult attention_in_tiles(const at::Tensor& q, const at::Tensor& k, con
     }
     Tiles::release();
   });
+  RECORD_OUTPUTS(at::TensorList(out.y_BHLK));
   return out;
 }
 

@@ -1,5 +1,6 @@
 #include "dtopp/ops/core/bfloat16_loops.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "dtopp/ops/core/simd.h"
@@ -92,9 +93,36 @@ void add_rows(const float* tile, int64_t rows, int64_t columns, const RowSums& t
   }
 }
 
+float power_of_two(float x) { return fast_exp(0.693147181F * x); }
+
+float softmax(float* scores, int64_t count, int64_t padded, float scale, float& highest,
+              c10::BFloat16* weights) {
+  for (int64_t i = 0; i < count; ++i) highest = scores[i] > highest ? scores[i] : highest;
+  float sum = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const float weight = power_of_two(scale * (scores[i] - highest));
+    store(weights + i, weight);
+    sum += weight;
+  }
+  std::fill(weights + count, weights + padded, c10::BFloat16(0));
+  return sum;
+}
+
+void softmax_gradients(const float* tile, const float* d_tile, int64_t rows, const SoftmaxGradients& to) {
+  for (int64_t j = 0; j < rows; ++j) {
+    for (int64_t i = 0; i < kPanelColumns; ++i) {
+      const int64_t at = j * kPanelColumns + i;
+      const bool masked = to.diagonal && i < j;
+      const float weight = masked ? 0 : power_of_two(to.scale * kLog2E * tile[at] - to.logsumexp[i]);
+      store(to.weights + j * to.stride + i, weight);
+      store(to.d_scores + j * to.stride + i, masked ? 0 : to.scale * weight * (d_tile[at] - to.means[i]));
+    }
+  }
+}
+
 constexpr Bfloat16Loops loops{
-    "scalar", convert,          convert_scaled, pack_left_columns, pack_right_rows, pack_right_transposed,
-    swiglu,   swiglu_gradients, add_rows};
+    "scalar", convert,          convert_scaled, pack_left_columns, pack_right_rows,  pack_right_transposed,
+    swiglu,   swiglu_gradients, add_rows,       softmax,           softmax_gradients};
 
 }  // namespace scalar_loops
 

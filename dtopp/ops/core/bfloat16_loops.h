@@ -17,6 +17,8 @@ constexpr int64_t kPackedDepth = 32;  // K of a packed operand is padded with ze
 constexpr int64_t kPanelColumns =
     64;  // columns per panel of a packed right operand, and per tile of the result
 
+constexpr float kLog2E = 1.44269504F;
+
 // Destination of SwiGLU's gradients for one tile. A row of `pre` and `d_pre` holds the gate values; the up
 // values follow `ffn` numbers later.
 struct SwigluGradients {
@@ -40,6 +42,15 @@ struct RowSums {
   const int64_t* tokens;
   const float* gates = nullptr;  // gate of row n: gates[tokens[n] * gate_stride]
   int64_t gate_stride = 0;
+};
+
+// Destination of the weights of attention and of the gradients of its scores, for one tile.
+struct SoftmaxGradients {
+  const float *logsumexp, *means;  // of a column: log2 of the sum of exponentials, and what d_tile exceeds
+  float scale;
+  bool diagonal;  // true: columns before the row are masked; their results are 0
+  c10::BFloat16 *weights, *d_scores;
+  int64_t stride;  // of both
 };
 
 struct Bfloat16Loops {
@@ -79,6 +90,16 @@ struct Bfloat16Loops {
   void (*swiglu_gradients)(const float* tile, int64_t rows, int64_t columns, const SwigluGradients& to);
 
   void (*add_rows)(const float* tile, int64_t rows, int64_t columns, const RowSums& to);
+
+  // weights = 2^(scale (scores - h)), where h is the largest of `highest` and the `count` scores, and 0 for
+  // count <= i < padded. Writes h to `highest` and returns the sum of the weights before rounding. The scores
+  // from `count` up to the next multiple of 32 are overwritten.
+  float (*softmax)(float* scores, int64_t count, int64_t padded, float scale, float& highest,
+                   c10::BFloat16* weights);
+
+  // For each number of a tile of scores and of one of their weights' gradients:
+  // w = 2^(scale log2(e) tile - logsumexp) and d_score = scale w (d_tile - mean).
+  void (*softmax_gradients)(const float* tile, const float* d_tile, int64_t rows, const SoftmaxGradients& to);
 };
 
 // Returns all versions that this machine supports and ATEN_CPU_CAPABILITY allows, from the scalar one to the

@@ -1,5 +1,6 @@
 #include "dtopp/ops/core/bfloat16_loops.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -246,6 +247,67 @@ TEST(Bfloat16Loops, derive_a_tile) {
         EXPECT_NEAR(grad_gates[n], grad_gate, 1e-4);
         EXPECT_EQ(d_pre[n * kStride + 2 * kFfn].x, kUntouched);
         EXPECT_EQ(scaled[n * kFfn + columns].x, kUntouched);
+      }
+    }
+  });
+}
+
+TEST(Bfloat16Loops, softmax_of_a_row) {
+  constexpr int64_t kPadded = 96;
+  constexpr float kScale = 0.7F;
+  for_every_kind([&](const Bfloat16Loops& loops) {
+    for (const int64_t count : {1, 31, 32, 33, 90}) {
+      for (const float before : {-std::numeric_limits<float>::infinity(), -2.0F, 50.0F}) {
+        const std::vector<float> original = normal_floats(kPadded, 8);
+        std::vector<float> scores = original;
+        Numbers weights = untouched(kPadded + 1);
+        float highest = before;
+        const float sum = loops.softmax(scores.data(), count, kPadded, kScale, highest, weights.data());
+        EXPECT_EQ(highest, std::max(before, *std::max_element(original.begin(), original.begin() + count)));
+        double expected = 0;
+        for (int64_t i = 0; i < count; ++i) {
+          const double weight = std::exp2(kScale * (static_cast<double>(original[i]) - highest));
+          expect_near(weights[i], weight);
+          expected += weight;
+        }
+        EXPECT_NEAR(sum, expected, 1e-5 * expected);
+        for (int64_t i = count; i < kPadded; ++i) EXPECT_EQ(weights[i].x, 0);
+        EXPECT_EQ(weights[kPadded].x, kUntouched);
+      }
+    }
+    std::vector<float> scores(32, 1.0F);
+    scores[7] = std::nanf("");
+    float highest = 0;
+    Numbers weights = untouched(32);
+    EXPECT_TRUE(std::isnan(loops.softmax(scores.data(), 32, 32, 1, highest, weights.data())));
+  });
+}
+
+TEST(Bfloat16Loops, derive_a_tile_of_scores) {
+  constexpr int64_t kRows = 60, kStride = kPanelColumns + 5;
+  constexpr float kScale = 0.3F;
+  const std::vector<float> tile = normal_floats(kRows * kPanelColumns, 4),
+                           d_tile = normal_floats(kRows * kPanelColumns + 7, 1),
+                           means = normal_floats(kPanelColumns, 0.5);
+  std::vector<float> logsumexp = normal_floats(kPanelColumns, 1);
+  for (float& sum : logsumexp) sum += 8;
+  for_every_kind([&](const Bfloat16Loops& loops) {
+    for (const bool diagonal : {false, true}) {
+      Numbers weights = untouched(kRows * kStride), d_scores = weights;
+      loops.softmax_gradients(
+          tile.data(), d_tile.data() + 7, kRows,
+          {logsumexp.data(), means.data(), kScale, diagonal, weights.data(), d_scores.data(), kStride});
+      for (int64_t j = 0; j < kRows; ++j) {
+        for (int64_t i = 0; i < kPanelColumns; ++i) {
+          const int64_t at = j * kPanelColumns + i;
+          const double weight = diagonal && i < j ? 0
+                                                  : std::exp2(kScale * std::log2(std::exp(1.0)) * tile[at] -
+                                                              static_cast<double>(logsumexp[i]));
+          expect_near(weights[j * kStride + i], weight);
+          expect_near(d_scores[j * kStride + i],
+                      kScale * weight * (static_cast<double>(d_tile[at + 7]) - means[i]));
+        }
+        EXPECT_EQ(weights[j * kStride + kPanelColumns].x, kUntouched);
       }
     }
   });
