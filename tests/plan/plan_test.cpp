@@ -142,8 +142,8 @@ TEST(Plan, counts_a_diffusion_transformer_by_hand) {
   EXPECT_EQ(plan.memory_bytes("cross_entropy"), 0U);
   EXPECT_EQ(plan.memory_bytes("images"), 6U * 3 * 3 * 64 * 4);
   // 18 tokens of 8 floats make a stream of 576 bytes. There are 54 token-expert pairs.
-  const uint64_t layer = 8 * 576 + 18 * 16 + 6 * 576 + 18 * 2 * 4 + 18 * 6 * 8 + 54 * 2 * 5 * 4;
-  const uint64_t kept = 2 * layer + 4 * 576 + 3 * 3 * 64 * 4;
+  const uint64_t layer = 6 * 576 + 18 * 16 + 6 * 576 + 18 * 2 * 4 + 18 * 6 * 8 + 54 * 2 * 5 * 4;
+  const uint64_t kept = 2 * layer + 3 * 576 + 3 * 3 * 64 * 4;
   const uint64_t arising = plan.memory_bytes("micro_batch_gradients") + plan.memory_bytes("workspace");
   EXPECT_EQ(plan.memory_bytes("activations"),
             kept - std::min(arising, static_cast<uint64_t>(std::llround(0.6 * static_cast<double>(kept)))));

@@ -10,14 +10,15 @@ StepCosts diffusion_transformer_costs(const config::ModelConfig& model, const Co
   const uint64_t images = checked_product(
       {u(inputs.micro_batch_size), u(model.channels), u(model.image_size), u(model.image_size), kFp32Bytes});
   StepCosts costs;
-  // Besides a block's norms, autograd stores their modulated outputs and the inputs of the gates. It stores
-  // the input of the second gate in any case.
-  const BlockActivations block = block_activations(s, checked_product({3, s.stream()}));
+  // Besides a block's norms, autograd stores the inputs of the gates. It stores the input of the second gate
+  // in any case. On a CUDA device, the outputs of the norms and the modulated outputs are two tensors.
+  const uint64_t outputs = s.cuda ? 1 : 0;
+  const BlockActivations block = block_activations(s, checked_product({1 + 2 * outputs, s.stream()}));
   costs.first_layer = checked_sum({block.stored, s.stream()});
   costs.recomputed = block.recomputed;
-  // The embedded tokens; the last norm's input, output and modulated output.
-  costs.activations =
-      checked_sum({checked_product({s.L, costs.first_layer}), checked_product({4, s.stream()}), images});
+  // The embedded tokens; the last norm's input and outputs.
+  costs.activations = checked_sum(
+      {checked_product({s.L, costs.first_layer}), checked_product({3 + outputs, s.stream()}), images});
   // Image, noise, noised image, target, prediction and their difference.
   costs.loss = {"images", checked_product({6, images})};
   costs.workspace = checked_sum({block_workspace(s), s.stream()});

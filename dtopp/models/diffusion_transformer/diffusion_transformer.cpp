@@ -12,6 +12,7 @@
 #include "dtopp/models/diffusion_transformer/positions.h"
 #include "dtopp/models/layers/recompute.h"
 #include "dtopp/ops/gemm/linear.h"
+#include "dtopp/ops/norm/modulation.h"
 
 namespace dtopp::models {
 namespace {
@@ -68,11 +69,6 @@ std::vector<at::Tensor> parts(const at::Tensor& shared_BND, const at::Tensor& ta
   return parts_B1D;
 }
 
-at::Tensor modulated_norm(const at::Tensor& x_BSD, const at::Tensor& shift_B1D, const at::Tensor& scale_B1D) {
-  const at::Tensor normed_BSD = at::layer_norm(x_BSD, {x_BSD.size(2)}, {}, {}, kStreamNormEps);
-  return at::addcmul(shift_B1D, normed_BSD, scale_B1D + 1);
-}
-
 // Rotary table for all tokens of the batch. If positions are added to the tokens, it is the identity, which
 // only the QK norm needs.
 RotaryTable rotary_table_of(const config::ModelConfig& config, int64_t images, const at::Device& device) {
@@ -119,23 +115,25 @@ Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, 
     const auto m = parts(shared_B6D, block.modulation_6D);
     // Returns x after attention, and the input of the feed-forward layer.
     const auto attend = [=](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
-      const at::Tensor modulated_TD = modulated_norm(in[0], in[1], in[2]).reshape({B * S, D});
+      const at::Tensor modulated_TD =
+          ops::modulated_norm(in[0], in[1], in[2], kStreamNormEps).reshape({B * S, D});
       const at::Tensor mixed_TD =
           attention(modulated_TD, block.attention, config, rotary, FullMask{S}, static_cast<size_t>(layer));
-      const at::Tensor attended_BSD = at::addcmul(in[0], in[3], mixed_TD.view({B, S, D}));
-      return {attended_BSD, modulated_norm(attended_BSD, in[4], in[5])};
+      const at::Tensor attended_BSD = ops::add_gated(in[0], in[3], mixed_TD.view({B, S, D}));
+      return {attended_BSD, ops::modulated_norm(attended_BSD, in[4], in[5], kStreamNormEps)};
     };
     const std::vector<at::Tensor> attended = run_part(inputs.recompute == config::Recompute::kLayer, attend,
                                                       {x_BSD, m[0], m[1], m[2], m[3], m[4]});
     const at::Tensor mixed_TD = feed_forward(attended[1].view({B * S, D}), block.mlp,
                                              static_cast<size_t>(layer), inputs, prediction.routing);
-    x_BSD = at::addcmul(attended[0], m[5], mixed_TD.view({B, S, D}));
+    x_BSD = ops::add_gated(attended[0], m[5], mixed_TD.view({B, S, D}));
   }
   RECORD_USER_SCOPE("output");
   const at::Tensor shared_B2D = affine(model, "final.modulation", c_BD).view({B, 2, D});
   const auto m = parts(shared_B2D, model.parameter("final.table"));
   const at::Tensor image_BPD = x_BSD.narrow(1, config.text_length, config.image_tokens());
-  const at::Tensor y_BPV = affine(model, "final.proj", modulated_norm(image_BPD, m[0], m[1]));
+  const at::Tensor y_BPV =
+      affine(model, "final.proj", ops::modulated_norm(image_BPD, m[0], m[1], kStreamNormEps));
   prediction.output_BCHW = from_patches(y_BPV.to(at::kFloat), config);
   return prediction;
 }

@@ -8,9 +8,9 @@
 
 #include "dtopp/ops/attention/attention.h"
 #include "dtopp/ops/attention/document_attention.h"
-#include "dtopp/ops/attention/norm_by_row.h"
 #include "dtopp/ops/attention/norm_rotary.h"
 #include "dtopp/ops/gemm/linear.h"
+#include "dtopp/ops/norm/norm_by_row.h"
 
 namespace dtopp::models {
 namespace {

@@ -1,11 +1,12 @@
-// Processes one row of N numbers at a time: its standard deviation, its normalized numbers and the rotation
-// of each head, while the row is in cache. A token has D / N rows. The backward pass recomputes the
-// normalized row instead of saving it.
+// Processes one token at a time, while it is in cache: the standard deviation of each row of N numbers, the
+// normalized numbers and the rotation of each head. A token has D / N rows. Each of these is a loop over all
+// rows, so that the processor overlaps the sums of several rows. The backward pass recomputes the normalized
+// rows instead of saving them.
 #include <vector>
 
 #include "dtopp/ops/attention/norm_rotary.h"
-#include "dtopp/ops/attention/norm_row_cpu.h"
 #include "dtopp/ops/gemm/cpu_kernel.h"
+#include "dtopp/ops/norm/norm_row_cpu.h"
 
 namespace dtopp::ops {
 namespace {
@@ -17,35 +18,50 @@ struct NormRotaryInputs {
   bool centred;
 };
 
-// Per-thread rows, and the sum of the gain's gradient over the thread's rows.
-struct RowBuffers {
-  std::vector<float> normal_D, row_D, grad_gain_N;
+// Per-thread copies of a token's rows, 1 / sigma of each row, and the sum of the gain's gradient over the
+// thread's tokens.
+struct TokenBuffers {
+  std::vector<float> normal_D, row_D, inverse, grad_gain_N;
 
-  explicit RowBuffers(int64_t hidden) : normal_D(hidden), row_D(hidden), grad_gain_N(hidden) {}
+  TokenBuffers(int64_t hidden, int64_t rows)
+      : normal_D(hidden * rows), row_D(hidden * rows), inverse(rows), grad_gain_N(hidden) {}
 };
 
 template <typename Scalar>
-struct Rows {
+struct Tokens {
   const Scalar *x_TD, *gain_N;
   const float *cos_TK, *sin_TK;
   int64_t hidden, width;  // N, K
-  int64_t per_token;      // rows
+  int64_t rows;           // of a token
   float eps;
   bool centred;
+
+  int64_t numbers() const { return hidden * rows; }  // D
 };
 
 template <typename Scalar>
-[[gnu::always_inline]] inline void forward_row(const Rows<Scalar>& in, int64_t t, RowBuffers& buffers,
-                                               Scalar* y_D) {
-  float* n = buffers.normal_D.data();
-  const float inverse = centre(in.x_TD + t * in.hidden, in.hidden, in.eps, in.centred, n);
+[[gnu::always_inline]] inline void centre_rows(const Tokens<Scalar>& in, int64_t t, TokenBuffers& buffers) {
+  const Scalar* x = in.x_TD + t * in.numbers();
+  float *normal = buffers.normal_D.data(), *inverse = buffers.inverse.data();
+  for (int64_t row = 0; row < in.rows; ++row)
+    inverse[row] = centre(x + row * in.hidden, in.hidden, in.eps, in.centred, normal + row * in.hidden);
+}
+
+template <typename Scalar>
+[[gnu::always_inline]] inline void forward_token(const Tokens<Scalar>& in, int64_t t, TokenBuffers& buffers,
+                                                 Scalar* y_D) {
+  centre_rows(in, t, buffers);
+  const int64_t hidden = in.hidden, half = in.width / 2;
+  const Scalar* gain = in.gain_N;
+  for (int64_t row = 0; row < in.rows; ++row) {
+    float* n = buffers.normal_D.data() + row * hidden;
+    const float inverse = buffers.inverse[row];
 #pragma omp simd
-  for (int64_t d = 0; d < in.hidden; ++d) n[d] *= inverse * load(in.gain_N[d]);
-  const int64_t angles = t / in.per_token * in.width;
-  const float *cos = in.cos_TK + angles, *sin = in.sin_TK + angles;
-  const int64_t half = in.width / 2;
-  for (int64_t head = 0; head < in.hidden; head += in.width) {
-    const float *low = n + head, *high = low + half;
+    for (int64_t d = 0; d < hidden; ++d) n[d] *= inverse * load(gain[d]);
+  }
+  const float *cos = in.cos_TK + t * in.width, *sin = in.sin_TK + t * in.width;
+  for (int64_t head = 0; head < in.numbers(); head += in.width) {
+    const float *low = buffers.normal_D.data() + head, *high = low + half;
     Scalar *to_low = y_D + head, *to_high = to_low + half;
 #pragma omp simd
     for (int64_t i = 0; i < half; ++i) {
@@ -56,17 +72,14 @@ template <typename Scalar>
 }
 
 template <typename Scalar>
-[[gnu::always_inline]] inline void backward_row(const Rows<Scalar>& in, int64_t t, const Scalar* grad_D,
-                                                RowBuffers& buffers, Scalar* grad_x_D) {
+[[gnu::always_inline]] inline void backward_token(const Tokens<Scalar>& in, int64_t t, const Scalar* grad_D,
+                                                  TokenBuffers& buffers, Scalar* grad_x_D) {
+  centre_rows(in, t, buffers);
   const int64_t hidden = in.hidden, half = in.width / 2;
-  float *normal = buffers.normal_D.data(), *row = buffers.row_D.data(),
-        *grad_gain = buffers.grad_gain_N.data();
-  const float inverse = centre(in.x_TD + t * hidden, hidden, in.eps, in.centred, normal);
-  const int64_t angles = t / in.per_token * in.width;
-  const float *cos = in.cos_TK + angles, *sin = in.sin_TK + angles;
-  for (int64_t head = 0; head < hidden; head += in.width) {  // the inverse rotation
+  const float *cos = in.cos_TK + t * in.width, *sin = in.sin_TK + t * in.width;
+  for (int64_t head = 0; head < in.numbers(); head += in.width) {  // the inverse rotation
     const Scalar *low = grad_D + head, *high = low + half;
-    float *to_low = row + head, *to_high = to_low + half;
+    float *to_low = buffers.row_D.data() + head, *to_high = to_low + half;
 #pragma omp simd
     for (int64_t i = 0; i < half; ++i) {
       const float a = load(low[i]), b = load(high[i]);
@@ -74,24 +87,23 @@ template <typename Scalar>
       to_high[i] = b * cos[i] - a * sin[i];
     }
   }
-  float sum = 0, product = 0;
-#pragma omp simd reduction(+ : sum, product)
-  for (int64_t d = 0; d < hidden; ++d) {
-    normal[d] *= inverse;
-    grad_gain[d] += row[d] * normal[d];
-    row[d] *= load(in.gain_N[d]);
-    sum += row[d];
-    product += row[d] * normal[d];
-  }
-  const float mean = in.centred ? sum / static_cast<float>(hidden) : 0;
-  const float projection = product / static_cast<float>(hidden);
+  float* grad_gain = buffers.grad_gain_N.data();
+  const Scalar* gain = in.gain_N;
+  for (int64_t row = 0; row < in.rows; ++row) {
+    float *normal = buffers.normal_D.data() + row * hidden, *grad = buffers.row_D.data() + row * hidden;
+    const float inverse = buffers.inverse[row];
 #pragma omp simd
-  for (int64_t d = 0; d < hidden; ++d)
-    store(grad_x_D + d, inverse * (row[d] - mean - normal[d] * projection));
+    for (int64_t d = 0; d < hidden; ++d) {
+      normal[d] *= inverse;
+      grad_gain[d] += grad[d] * normal[d];
+      grad[d] *= load(gain[d]);
+    }
+    store_norm_gradient(normal, grad, hidden, inverse, in.centred, grad_x_D + row * hidden);
+  }
 }
 
 template <typename Scalar>
-Rows<Scalar> rows_of(const NormRotaryInputs& in) {
+Tokens<Scalar> tokens_of(const NormRotaryInputs& in) {
   return {in.x_TD.const_data_ptr<Scalar>(),
           in.gain_N.const_data_ptr<Scalar>(),
           in.cos_TK.const_data_ptr<float>(),
@@ -103,15 +115,17 @@ Rows<Scalar> rows_of(const NormRotaryInputs& in) {
           in.centred};
 }
 
-// Calls body(first row, last row, buffers) for each thread's share of the rows. Returns the buffers in the
-// order of shares.
+// Calls body(token, buffers) for each token. Returns the buffers of the threads' shares in their order.
 template <typename Body>
-std::vector<RowBuffers> for_row_shares(int64_t rows, int64_t hidden, const Body& body) {
-  const int64_t shares = thread_shares(rows);
-  std::vector<RowBuffers> buffers(shares, RowBuffers(hidden));
+std::vector<TokenBuffers> for_tokens(const NormRotaryInputs& in, const Body& body) {
+  const int64_t tokens = in.x_TD.size(0), hidden = in.gain_N.size(0), shares = thread_shares(tokens);
+  std::vector<TokenBuffers> buffers(shares, TokenBuffers(hidden, in.x_TD.size(1) / hidden));
   at::parallel_for(0, shares, 1, [&](int64_t first, int64_t last) {
     for (int64_t share = first; share < last; ++share) {
-      run_widest([&] { body(rows * share / shares, rows * (share + 1) / shares, buffers[share]); });
+      run_widest([&] {
+        for (int64_t t = tokens * share / shares; t < tokens * (share + 1) / shares; ++t)
+          body(t, buffers[share]);
+      });
     }
   });
   return buffers;
@@ -122,14 +136,14 @@ at::Tensor norm_rotary_cpu(const at::Tensor& x_TD, const at::Tensor& gain_N, con
   check_norm_rotary("norm_rotary_forward", x_TD, gain_N, cos_TK, sin_TK);
   const NormRotaryInputs in{
       x_TD.contiguous(), gain_N.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centred};
-  const int64_t hidden = in.gain_N.size(0), count = in.x_TD.numel() / hidden, width = in.cos_TK.size(1);
+  const int64_t width = in.cos_TK.size(1);
   at::Tensor y_THK = at::empty({in.x_TD.size(0), in.x_TD.size(1) / width, width}, in.x_TD.options());
   dispatch_scalar(in.x_TD, [&](auto scalar) {
     using Scalar = decltype(scalar);
-    const auto rows = rows_of<Scalar>(in);
+    const auto tokens = tokens_of<Scalar>(in);
     auto* y = y_THK.mutable_data_ptr<Scalar>();
-    for_row_shares(count, hidden, [&](int64_t begin, int64_t end, RowBuffers& buffers) {
-      for (int64_t t = begin; t < end; ++t) forward_row(rows, t, buffers, y + t * hidden);
+    for_tokens(in, [&](int64_t t, TokenBuffers& buffers) {
+      forward_token(tokens, t, buffers, y + t * tokens.numbers());
     });
   });
   return y_THK;
@@ -144,19 +158,18 @@ std::tuple<at::Tensor, at::Tensor> norm_rotary_backward_cpu(const at::Tensor& gr
   const NormRotaryInputs in{
       x_TD.contiguous(), gain_N.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centred};
   const at::Tensor grad_y_THK = grad_y.contiguous();
-  const int64_t hidden = in.gain_N.size(0), count = in.x_TD.numel() / hidden;
+  const int64_t hidden = in.gain_N.size(0);
   at::Tensor grad_x_TD = at::empty_like(in.x_TD), grad_gain_N = at::zeros({hidden}, at::kFloat);
   dispatch_scalar(in.x_TD, [&](auto scalar) {
     using Scalar = decltype(scalar);
-    const auto rows = rows_of<Scalar>(in);
+    const auto tokens = tokens_of<Scalar>(in);
     const auto* grad_y = grad_y_THK.const_data_ptr<Scalar>();
     auto* grad_x = grad_x_TD.mutable_data_ptr<Scalar>();
-    const auto shares = for_row_shares(count, hidden, [&](int64_t begin, int64_t end, RowBuffers& buffers) {
-      for (int64_t t = begin; t < end; ++t)
-        backward_row(rows, t, grad_y + t * hidden, buffers, grad_x + t * hidden);
+    const auto shares = for_tokens(in, [&](int64_t t, TokenBuffers& buffers) {
+      backward_token(tokens, t, grad_y + t * tokens.numbers(), buffers, grad_x + t * tokens.numbers());
     });
     auto* grad_gain = grad_gain_N.mutable_data_ptr<float>();
-    for (const RowBuffers& share : shares) {
+    for (const TokenBuffers& share : shares) {
       for (int64_t d = 0; d < hidden; ++d) grad_gain[d] += share.grad_gain_N[d];
     }
   });

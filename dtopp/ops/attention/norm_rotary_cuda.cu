@@ -98,7 +98,9 @@ struct Columns {
     }
     float squares = 0;
     for_numbers([&](int n, int i) { squares += row[n][i] * row[n][i]; });
-    const float inverse_sigma = 1 / std::sqrt(block_sum(squares, scratch) / hidden + in.eps);
+    const float variance = block_sum(squares, scratch) / hidden;
+    const float zero_or_nan = variance - variance;  // so that an overflow shows
+    const float inverse_sigma = 1 / std::sqrt(variance + in.eps) + zero_or_nan;
     for_numbers([&](int n, int i) { row[n][i] *= inverse_sigma; });
     return inverse_sigma;
   }

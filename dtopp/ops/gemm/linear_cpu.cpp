@@ -152,6 +152,7 @@ at::Tensor multiply_transposed_cpu(const at::Tensor& x_TD, const at::Tensor& wei
     if (type == x_TD.scalar_type()) return multiply_into(y_TN.mutable_data_ptr<Scalar>());
     multiply_into(y_TN.mutable_data_ptr<typename Tiles::Real>());
   });
+  RECORD_OUTPUTS(at::TensorList(y_TN));
   return y_TN;
 }
 
@@ -170,6 +171,7 @@ at::Tensor multiply_cpu(const at::Tensor& grad_y_TN, const at::Tensor& weight_ND
     multiply_rows<Tiles>(grad_y_TN.const_data_ptr<Scalar>(), T, N, D, pack, grad_y_TN.options(),
                          grad_x_TD.mutable_data_ptr<Scalar>());
   });
+  RECORD_OUTPUTS(at::TensorList(grad_x_TD));
   return grad_x_TD;
 }
 
@@ -183,6 +185,7 @@ at::Tensor multiply_left_transposed_cpu(const at::Tensor& grad_y_TN, const at::T
                                               x_TD.const_data_ptr<Scalar>(), N, T, D, x_TD.options(),
                                               grad_weight_ND.mutable_data_ptr<Scalar>());
   });
+  RECORD_OUTPUTS(at::TensorList(grad_weight_ND));
   return grad_weight_ND;
 }
 

@@ -1,9 +1,9 @@
-#include "dtopp/ops/attention/norm_by_row.h"
+#include "dtopp/ops/norm/norm_by_row.h"
 
 #include <vector>
 
-#include "dtopp/ops/attention/norm_row_cpu.h"
 #include "dtopp/ops/gemm/cpu_kernel.h"
+#include "dtopp/ops/norm/norm_row_cpu.h"
 
 namespace dtopp::ops {
 namespace {

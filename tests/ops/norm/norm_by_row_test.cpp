@@ -1,4 +1,4 @@
-#include "dtopp/ops/attention/norm_by_row.h"
+#include "dtopp/ops/norm/norm_by_row.h"
 
 #include <gtest/gtest.h>
 
@@ -28,6 +28,11 @@ TEST(NormByRow, a_row_does_not_depend_on_the_other_rows) {
   const at::Tensor x = at::randn({64, 1000}), gain = at::randn({1000});
   const at::Tensor all = norm_by_row(x, gain, kEps, false);
   EXPECT_TRUE(at::equal(all.narrow(0, 40, 3), norm_by_row(x.narrow(0, 40, 3), gain, kEps, false)));
+}
+
+TEST(NormByRow, an_overflow_is_not_hidden) {
+  const at::Tensor x = at::full({1, 20}, 1e30F), gain = at::ones({20});
+  EXPECT_TRUE(norm_by_row(x, gain, kEps, false).isnan().all().item<bool>());
 }
 
 TEST(NormByRow, refuses_a_gain_that_does_not_fit) {
