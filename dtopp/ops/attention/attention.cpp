@@ -33,8 +33,8 @@ at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
   TORCH_CHECK(q.dim() == 4 && k.sizes() == q.sizes() && v.sizes() == q.sizes(),
               "self_attention: expected q, k and v of one shape [B, H, L, K], got ", q.sizes(), ", ",
               k.sizes(), " and ", v.sizes());
-  if (q.is_cpu() && q.scalar_type() == at::kBFloat16 && q.numel() > 0)
-    return CpuAttention::apply(q, k, v, causal);
+  const bool has_kernel = q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16;
+  if (q.is_cpu() && has_kernel && q.numel() > 0) return CpuAttention::apply(q, k, v, causal);
   return at::scaled_dot_product_attention(q, k, v, std::nullopt, 0.0, causal);
 }
 

@@ -1,4 +1,4 @@
-// Self-attention: in bf16 on a CPU by attention_cpu.h, otherwise by libtorch's kernels.
+// Self-attention: in fp32 and bf16 on a CPU by attention_cpu.h, otherwise by libtorch's kernels.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"

@@ -6,9 +6,10 @@
 namespace dtopp::ops {
 namespace {
 
-// libtorch's kernels on AMX have not been compared with tiles.
+// Tiles hold heads of kLargestHead numbers at most. In bf16 on AMX they have not been compared with libtorch.
 bool multiplies_in_tiles(const at::Tensor& q) {
-  return q.scalar_type() == at::kBFloat16 && MatrixUnit::available() && !has_amx();
+  const bool fits = q.size(3) <= attention_tiles::kLargestHead;
+  return fits && (q.scalar_type() == at::kFloat || (q.scalar_type() == at::kBFloat16 && !has_amx()));
 }
 
 bool widens(const at::Tensor& q) { return q.scalar_type() == at::kBFloat16 && !has_bf16_matmul(q.device()); }

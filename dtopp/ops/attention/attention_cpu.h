@@ -1,8 +1,7 @@
 // Self-attention on a CPU, forward and backward, without autograd.
 //
-// With AVX512_BF16, bf16 is multiplied on the tiles of matrix_tiles_bf16.h. libtorch would convert both
-// operands of most products to fp32. Without bf16 instructions, bf16 is converted to fp32 once. Everything
-// else is left to libtorch.
+// fp32 and bf16 are multiplied on dtopp's tiles. libtorch computes heads of more than 256 numbers, and bf16
+// on AMX.
 #pragma once
 
 #include <array>

@@ -108,7 +108,8 @@ float softmax(float* scores, int64_t count, int64_t padded, float scale, float& 
   return sum;
 }
 
-void softmax_gradients(const float* tile, const float* d_tile, int64_t rows, const SoftmaxGradients& to) {
+void softmax_gradients(const float* tile, const float* d_tile, int64_t rows,
+                       const SoftmaxGradients<c10::BFloat16>& to) {
   for (int64_t j = 0; j < rows; ++j) {
     for (int64_t i = 0; i < kPanelColumns; ++i) {
       const int64_t at = j * kPanelColumns + i;

@@ -44,12 +44,14 @@ struct RowSums {
   int64_t gate_stride = 0;
 };
 
-// Destination of the weights of attention and of the gradients of its scores, for one tile.
+// Destination of the weights of attention and of the gradients of its scores, for one tile. A row is that of
+// a key, a column that of a query.
+template <typename Number>
 struct SoftmaxGradients {
-  const float *logsumexp, *means;  // of a column: log2 of the sum of exponentials, and what d_tile exceeds
+  const float *logsumexp, *means;  // of a column
   float scale;
   bool diagonal;  // true: columns before the row are masked; their results are 0
-  c10::BFloat16 *weights, *d_scores;
+  Number *weights, *d_scores;
   int64_t stride;  // of both
 };
 
@@ -98,8 +100,9 @@ struct Bfloat16Loops {
                    c10::BFloat16* weights);
 
   // For each number of a tile of scores and of one of their weights' gradients:
-  // w = 2^(scale log2(e) tile - logsumexp) and d_score = scale w (d_tile - mean).
-  void (*softmax_gradients)(const float* tile, const float* d_tile, int64_t rows, const SoftmaxGradients& to);
+  // w = 2^(scale log2(e) tile - logsumexp) and d_score = scale w (d_tile - mean). The logsumexp is to base 2.
+  void (*softmax_gradients)(const float* tile, const float* d_tile, int64_t rows,
+                            const SoftmaxGradients<c10::BFloat16>& to);
 };
 
 // Returns all versions that this machine supports and ATEN_CPU_CAPABILITY allows, from the scalar one to the

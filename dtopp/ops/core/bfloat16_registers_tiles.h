@@ -80,7 +80,8 @@ float softmax(float* scores, int64_t count, int64_t padded, float scale, float& 
   return sum_of(sum);
 }
 
-void softmax_gradients(const float* tile, const float* d_tile, int64_t rows, const SoftmaxGradients& to) {
+void softmax_gradients(const float* tile, const float* d_tile, int64_t rows,
+                       const SoftmaxGradients<c10::BFloat16>& to) {
   constexpr int64_t kVectors = kPanelColumns / 16;
   Floats logsumexp[kVectors], means[kVectors];
   for (int64_t v = 0; v < kVectors; ++v) {
