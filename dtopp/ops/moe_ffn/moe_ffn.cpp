@@ -5,6 +5,7 @@
 #include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/core/check_tensor.h"
 #include "dtopp/ops/core/gradient_accumulation_hook.h"
+#include "dtopp/ops/moe_ffn/moe_ffn_cpu.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_kernel.h"
 
 namespace dtopp::ops {
@@ -112,8 +113,11 @@ TensorPair moe_ffn_backward_sums_meta(const at::Tensor& grad_y_TD, const at::Ten
 // torch.compile can then track it. A CUDA device with capacity finds the pairs itself and uses only the
 // length of the argument.
 at::Tensor chosen_pairs(const at::Tensor& gates_TE, int64_t capacity) {
-  if (capacity == 0 || !gates_TE.is_cuda()) return at::nonzero(gates_TE.t());
-  return at::empty({1, 2}, gates_TE.options().dtype(at::kLong)).expand({capacity, 2});
+  if (capacity > 0 && gates_TE.is_cuda())
+    return at::empty({1, 2}, gates_TE.options().dtype(at::kLong)).expand({capacity, 2});
+  const bool is_traced =
+      gates_TE.key_set().has(c10::DispatchKey::Python);  // by torch.compile: it has no data
+  return gates_TE.is_cpu() && !is_traced ? pairs_of(gates_TE) : at::nonzero(gates_TE.t());
 }
 
 constexpr const char* kRecompute = "recompute";

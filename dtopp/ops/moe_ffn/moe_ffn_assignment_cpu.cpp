@@ -1,4 +1,5 @@
 #include <bit>
+#include <utility>
 
 #include "dtopp/ops/moe_ffn/expert_tree.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cpu.h"
@@ -39,7 +40,56 @@ void add_steps(const at::Tensor& pairs_A2, int64_t experts, Assignment& out) {
     if (step.merges == 0) out.slots = std::max<int64_t>(out.slots, step.slot + 1);
 }
 
+// Calls body(e) for the gates of a token that are not 0. Most are 0, so it skips 16 at a time.
+template <typename Real, typename Body>
+void for_chosen(const Real* gates_E, int64_t experts, const Body& body) {
+  constexpr int64_t kBlock = 16;
+  for (int64_t first = 0; first < experts; first += kBlock) {
+    const int64_t last = std::min(first + kBlock, experts);
+    bool any = false;
+#pragma omp simd reduction(|| : any)
+    for (int64_t e = first; e < last; ++e) any = any || gates_E[e] != 0;
+    for (int64_t e = first; any && e < last; ++e)
+      if (gates_E[e] != 0) body(e);
+  }
+}
+
+// Each thread counts, then writes, the pairs of its share of the tokens.
+template <typename Real>
+at::Tensor list_pairs(const at::Tensor& gates_TE) {
+  const int64_t tokens = gates_TE.size(0), experts = gates_TE.size(1), shares = thread_shares(tokens);
+  const Real* gates = gates_TE.const_data_ptr<Real>();
+  std::vector<int64_t> next_SE(shares * experts);  // the number of pairs, then the next pair's place
+  const auto for_share = [&](const auto& body) {
+    at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t share = begin; share < end; ++share) {
+        for (int64_t t = tokens * share / shares; t < tokens * (share + 1) / shares; ++t)
+          for_chosen(gates + t * experts, experts,
+                     [&](int64_t e) { body(e, t, next_SE[share * experts + e]); });
+      }
+    });
+  };
+  for_share([](int64_t, int64_t, int64_t& count) { ++count; });
+  int64_t pairs = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    for (int64_t share = 0; share < shares; ++share)
+      pairs += std::exchange(next_SE[share * experts + e], pairs);
+  }
+  const at::Tensor pairs_A2 = at::empty({pairs, 2}, at::kLong);
+  auto* out = pairs_A2.mutable_data_ptr<int64_t>();
+  for_share([&](int64_t e, int64_t t, int64_t& place) {
+    out[2 * place] = e;
+    out[2 * place++ + 1] = t;
+  });
+  return pairs_A2;
+}
+
 }  // namespace
+
+at::Tensor pairs_of(const at::Tensor& gates_TE) {
+  const at::Tensor gates = plain(gates_TE);
+  return gates.scalar_type() == at::kDouble ? list_pairs<double>(gates) : list_pairs<float>(gates);
+}
 
 Assignment assign(const at::Tensor& pairs_A2, int64_t experts) {
   Assignment out;

@@ -130,7 +130,7 @@ std::tuple<at::Tensor, at::Tensor> run_backward(const char* op, const at::Tensor
                                                 bool need_gates, Gradients grad) {
   if (need_x) grad.x_TD = at::zeros(x_TD.sizes(), gates_TE.options());
   if (need_gates) grad.gates_TE = at::zeros(gates_TE.sizes(), gates_TE.options());
-  const Assignment pairs = assign(at::nonzero(gates_TE.detach().t()), gates_TE.size(1));
+  const Assignment pairs = assign(pairs_of(gates_TE), gates_TE.size(1));
   if (need_x) grad.slots_STD = slots_for(grad.x_TD, pairs);
   const int64_t rows = static_cast<int64_t>(pairs.token_A.size());
   TORCH_CHECK(pre_activations_AG.size(0) == rows, op, ": expected pre_activations of ", rows,

@@ -284,8 +284,7 @@ at::Tensor moe_ffn_cpu(const at::Tensor& x_TD, const at::Tensor& gates_TE, const
                        const at::Tensor& down_proj, int64_t capacity, bool /*recompute*/) {
   check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
   const at::Tensor y_TD = at::zeros(x_TD.sizes(), gates_TE.options());
-  run_forward(x_TD, gates_TE, at::nonzero(gates_TE.detach().t()), gate_up_proj, down_proj, y_TD,
-              at::Tensor());
+  run_forward(x_TD, gates_TE, pairs_of(gates_TE), gate_up_proj, down_proj, y_TD, at::Tensor());
   return y_TD.to(x_TD.scalar_type());
 }
 

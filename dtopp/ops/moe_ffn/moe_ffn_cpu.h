@@ -69,6 +69,10 @@ struct Assignment {
   int64_t count(int64_t e) const { return offset_E1[e + 1] - offset_E1[e]; }
 };
 
+// Returns the gates other than 0, f32 or f64 [T, E], as pairs (expert, token), int64 [A, 2] in ascending
+// order. nonzero() of the transposed gates gives the same, but jumps through their memory.
+at::Tensor pairs_of(const at::Tensor& gates_TE);
+
 // Builds the assignment from pairs_A2, (expert, token) in that order. Its steps add a token's rows along the
 // tree of expert_tree.h.
 Assignment assign(const at::Tensor& pairs_A2, int64_t experts);
