@@ -186,7 +186,7 @@ std::array<at::Tensor, 3> attention_backward_in_tiles(const at::Tensor& grad_y, 
                                                       const at::Tensor& k, const at::Tensor& v,
                                                       const AttentionResult& result, bool causal) {
   using namespace attention_tiles;
-  const auto& [y, logsumexp] = result;
+  const at::Tensor &y = result.y_BHLK, &logsumexp = result.logsumexp_BHL;
   RECORD_FUNCTION("dtopp::attention_backward",
                   (std::array<c10::IValue, 8>{grad_y, q, k, v, y, logsumexp, 0.0, causal}));
   const AttentionSizes s(q, causal);

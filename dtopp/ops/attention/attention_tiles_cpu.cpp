@@ -47,7 +47,8 @@ template <typename Scalar, typename Tiles>
 void attend(const ForwardHead<Scalar>& head, const AttentionSizes& s, int64_t begin,
             ForwardBuffers<Tiles>& own) {
   using Kind = Kind<Tiles>;
-  constexpr int64_t kBlock = own.kBlock, kScoreStride = own.kScoreStride;
+  constexpr int64_t kBlock = ForwardBuffers<Tiles>::kBlock,
+                    kScoreStride = ForwardBuffers<Tiles>::kScoreStride;
   const int64_t rows = std::min(kBlock, s.L - begin), end = s.causal ? begin + rows : s.L;
   const int64_t stride = Kind::row_stride(s.K), weight_stride = Kind::row_stride(kBlock), width = s.width();
   const int64_t panel = Kind::panel(), depth_of_head = Kind::depth(s.K);
@@ -124,7 +125,7 @@ AttentionResult attention_in_tiles(const at::Tensor& q, const at::Tensor& k, con
   using namespace attention_tiles;
   RECORD_FUNCTION("dtopp::attention", (std::array<c10::IValue, 5>{q, k, v, 0.0, causal}));
   const AttentionSizes s(q, causal);
-  const AttentionResult out{s.empty(q.options()), at::empty({s.B, s.H, s.L}, q.options().dtype(at::kFloat))};
+  AttentionResult out{s.empty(q.options()), at::empty({s.B, s.H, s.L}, q.options().dtype(at::kFloat))};
   dispatch_kind(
       q, [&](auto scalar, auto tiles) { attend_to_all<decltype(scalar), decltype(tiles)>(q, k, v, s, out); });
   RECORD_OUTPUTS(at::TensorList(out.y_BHLK));

@@ -121,13 +121,13 @@ void softmax_gradients(const float* tile, const float* d_tile, int64_t rows,
   }
 }
 
-constexpr Bfloat16Loops loops{
+constexpr Bfloat16Loops kLoops{
     "scalar", convert,          convert_scaled, pack_left_columns, pack_right_rows,  pack_right_transposed,
     swiglu,   swiglu_gradients, add_rows,       softmax,           softmax_gradients};
 
 }  // namespace scalar_loops
 
-constexpr const Bfloat16Loops& scalar = scalar_loops::loops;
+constexpr const Bfloat16Loops& kScalar = scalar_loops::kLoops;
 
 #if defined(DTOPP_HAS_REGISTERS)
 #pragma GCC push_options
@@ -149,10 +149,10 @@ namespace avx512_bf16 {
 }  // namespace
 
 std::vector<const Bfloat16Loops*> all_bfloat16_loops() {
-  std::vector<const Bfloat16Loops*> all{&scalar};
+  std::vector<const Bfloat16Loops*> all{&kScalar};
 #if defined(DTOPP_HAS_REGISTERS)
-  if (widest_simd() == Simd::kAvx512) all.push_back(&avx512::loops);
-  if (has_avx512_bf16()) all.push_back(&avx512_bf16::loops);
+  if (widest_simd() == Simd::kAvx512) all.push_back(&avx512::kLoops);
+  if (has_avx512_bf16()) all.push_back(&avx512_bf16::kLoops);
 #endif
   return all;
 }

@@ -1,7 +1,7 @@
 // The loops of bfloat16_loops.h in 64-byte registers.
 //
 // Include this file inside a namespace, once per instruction set. Define DTOPP_AVX512 and DTOPP_AVX512_BF16
-// if the compiler may use these instructions. `scalar`, the loops for the remainder that fills no register,
+// if the compiler may use these instructions. `kScalar`, the loops for the remainder that fills no register,
 // must be declared first. Without either macro the compiler splits the 64-byte registers into narrower ones.
 // That is slow, but it lets the tests run this code on any machine.
 
@@ -128,7 +128,7 @@ constexpr char kInstructions[] = "AVX-512";
 constexpr char kInstructions[] = "the compiler's";
 #endif
 
-constexpr Bfloat16Loops loops{
+constexpr Bfloat16Loops kLoops{
     kInstructions,         convert, convert_scaled,   pack_left_columns, pack_right_rows,
     pack_right_transposed, swiglu,  swiglu_gradients, add_rows,          softmax,
     softmax_gradients};

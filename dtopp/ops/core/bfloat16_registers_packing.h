@@ -37,7 +37,7 @@ template <typename Vector>
 void convert(const float* from, Number* to, int64_t count) {
   int64_t i = 0;
   for (; i + 32 <= count; i += 32) put_rounded(to + i, get<Floats>(from + i), get<Floats>(from + i + 16));
-  scalar.convert(from + i, to + i, count - i);
+  kScalar.convert(from + i, to + i, count - i);
 }
 
 void convert_scaled(const Number* from, float scale, Number* to, int64_t count) {
@@ -45,7 +45,7 @@ void convert_scaled(const Number* from, float scale, Number* to, int64_t count) 
   for (; i + 32 <= count; i += 32) {
     put_rounded(to + i, scale * get_floats(from + i), scale * get_floats(from + i + 16));
   }
-  scalar.convert_scaled(from + i, scale, to + i, count - i);
+  kScalar.convert_scaled(from + i, scale, to + i, count - i);
 }
 
 // Packs 32 k x 8 m. Register i holds 16 bytes of the columns i, i + 8, i + 16 and i + 24. Three rounds of
@@ -88,7 +88,7 @@ void pack_left_columns(const Number* const* columns, int64_t present, int64_t M,
   if (m == M) return;
   const Number* rest[kPackedDepth];
   for (int64_t k = 0; k < present; ++k) rest[k] = columns[k] + m;
-  scalar.pack_left_columns(rest, present, M - m, to + m * stride, stride);
+  kScalar.pack_left_columns(rest, present, M - m, to + m * stride, stride);
 }
 
 void pack_right_rows(const Number* even, const Number* odd, int64_t columns, Number* to, int64_t step) {
@@ -103,12 +103,12 @@ void pack_right_rows(const Number* even, const Number* odd, int64_t columns, Num
     even += kPanelColumns;
     if (odd != nullptr) odd += kPanelColumns;
   }
-  scalar.pack_right_rows(even, odd, columns, to, step);
+  kScalar.pack_right_rows(even, odd, columns, to, step);
 }
 
 // Packs 16 n x 8 k. As in pack_left_columns, but numbers stay in pairs of k, so two rounds suffice.
 void pack_right_transposed(const Number* rows, int64_t stride, int64_t columns, int64_t K, Number* to) {
-  if (columns < 16) return scalar.pack_right_transposed(rows, stride, columns, K, to);
+  if (columns < 16) return kScalar.pack_right_transposed(rows, stride, columns, K, to);
   const int64_t whole = K / kPackedDepth * kPackedDepth;
   for (int64_t k = 0; k < whole; k += 8) {
     const auto row = [&](int64_t n) { return rows + n * stride + k; };
@@ -124,5 +124,5 @@ void pack_right_transposed(const Number* rows, int64_t stride, int64_t columns, 
     put(pair + 6 * kPanelColumns, upper<Quads>(b, d));
   }
   if (whole == K) return;
-  scalar.pack_right_transposed(rows + whole, stride, columns, K - whole, to + whole * kPanelColumns);
+  kScalar.pack_right_transposed(rows + whole, stride, columns, K - whole, to + whole * kPanelColumns);
 }

@@ -2,7 +2,7 @@
 
 void swiglu(const float* tile, int64_t rows, int64_t columns, Number* act, int64_t act_stride, Number* saved,
             int64_t saved_stride, int64_t ffn) {
-  if (columns < 32) return scalar.swiglu(tile, rows, columns, act, act_stride, saved, saved_stride, ffn);
+  if (columns < 32) return kScalar.swiglu(tile, rows, columns, act, act_stride, saved, saved_stride, ffn);
   for (int64_t n = 0; n < rows; ++n, tile += kPanelColumns, act += act_stride) {
     const Floats gate[2] = {get<Floats>(tile), get<Floats>(tile + 16)};
     const Floats up[2] = {get<Floats>(tile + 32), get<Floats>(tile + 48)};
@@ -16,7 +16,7 @@ void swiglu(const float* tile, int64_t rows, int64_t columns, Number* act, int64
 }
 
 void swiglu_gradients(const float* tile, int64_t rows, int64_t columns, const SwigluGradients& to) {
-  if (columns < kPanelColumns) return scalar.swiglu_gradients(tile, rows, columns, to);
+  if (columns < kPanelColumns) return kScalar.swiglu_gradients(tile, rows, columns, to);
   for (int64_t n = 0; n < rows; ++n, tile += kPanelColumns) {
     const Number *gates = to.pre + n * to.pre_stride, *ups = gates + to.ffn;
     Number *d_gates = to.d_pre + n * to.d_pre_stride, *d_ups = d_gates + to.ffn;
@@ -46,7 +46,7 @@ void swiglu_gradients(const float* tile, int64_t rows, int64_t columns, const Sw
 // The rows of a block's tokens are scattered in memory, so the loop prefetches kAhead rows.
 void add_rows(const float* tile, int64_t rows, int64_t columns, const RowSums& to) {
   constexpr int64_t kAhead = 8;
-  if (columns < kPanelColumns) return scalar.add_rows(tile, rows, columns, to);
+  if (columns < kPanelColumns) return kScalar.add_rows(tile, rows, columns, to);
   for (int64_t n = 0; n < rows; ++n, tile += kPanelColumns) {
     if (n + kAhead < rows) {
       const float* later = to.y + to.tokens[n + kAhead] * to.stride;

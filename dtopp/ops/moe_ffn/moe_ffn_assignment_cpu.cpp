@@ -24,8 +24,9 @@ void add_steps(const at::Tensor& pairs_A2, int64_t experts, Assignment& out) {
     if (token >= tokens.size()) tokens.resize(std::max(token + 1, 2 * tokens.size()));
     PartialSum& sum = tokens[token];
     if (sum.pair >= 0) {
-      const uint64_t level = uint64_t{1} << join_level(tree, static_cast<uint32_t>(sum.expert),
-                                                       static_cast<uint32_t>(pair[a][0]));
+      const int joined =
+          join_level(tree, static_cast<uint32_t>(sum.expert), static_cast<uint32_t>(pair[a][0]));
+      const uint64_t level = uint64_t{1} << joined;  // NOLINT: not negative, because the experts differ
       const uint64_t complete = sum.levels & (level - 1);
       out.step_A[sum.pair].merges = static_cast<uint8_t>(std::popcount(complete));
       sum.levels = (sum.levels ^ complete) | level;
@@ -75,7 +76,7 @@ at::Tensor list_pairs(const at::Tensor& gates_TE) {
     for (int64_t share = 0; share < shares; ++share)
       pairs += std::exchange(next_SE[share * experts + e], pairs);
   }
-  const at::Tensor pairs_A2 = at::empty({pairs, 2}, at::kLong);
+  at::Tensor pairs_A2 = at::empty({pairs, 2}, at::kLong);
   auto* out = pairs_A2.mutable_data_ptr<int64_t>();
   for_share([&](int64_t e, int64_t t, int64_t& place) {
     out[2 * place] = e;

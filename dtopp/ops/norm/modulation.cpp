@@ -202,7 +202,7 @@ at::Tensor modulated_norm(const at::Tensor& x_BSD, const at::Tensor& shift_B1D, 
   check_modulation("modulated_norm", x_BSD, shift_B1D, scale_B1D, false);
   if (has_modulation_kernel(x_BSD)) {
     RECORD_FUNCTION("dtopp::modulated_norm", (std::array<c10::IValue, 4>{x_BSD, shift_B1D, scale_B1D, eps}));
-    const at::Tensor y_BSD = ModulatedNorm::apply(x_BSD, shift_B1D, scale_B1D, eps);
+    at::Tensor y_BSD = ModulatedNorm::apply(x_BSD, shift_B1D, scale_B1D, eps);
     RECORD_OUTPUTS(at::TensorList(y_BSD));
     return y_BSD;
   }

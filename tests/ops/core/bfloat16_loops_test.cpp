@@ -11,7 +11,7 @@
 namespace dtopp::ops::bfloat16_loops_test {
 namespace {
 
-const Bfloat16Loops& scalar = *all_bfloat16_loops().front();
+const Bfloat16Loops& kScalar = *all_bfloat16_loops().front();
 
 // The AVX-512 loops as the compiler generates them for this machine.
 namespace in_registers {
@@ -21,7 +21,7 @@ namespace in_registers {
 // Those loops, and all kinds that this machine runs natively.
 std::vector<const Bfloat16Loops*> every_kind() {
   std::vector<const Bfloat16Loops*> kinds = all_bfloat16_loops();
-  kinds.push_back(&in_registers::loops);
+  kinds.push_back(&in_registers::kLoops);
   return kinds;
 }
 
