@@ -166,6 +166,7 @@ template <typename Scalar, typename Tiles>
 void backward_of_all(const std::array<at::Tensor, 8>& tensors, const at::Tensor& logsumexp,
                      const AttentionSizes& s) {
   std::vector<Heads<Scalar>> heads;
+  heads.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) heads.emplace_back(tensor);
   const auto* sums = logsumexp.const_data_ptr<float>();
   at::parallel_for(0, s.B * s.H, 1, [&](int64_t first, int64_t last) {
