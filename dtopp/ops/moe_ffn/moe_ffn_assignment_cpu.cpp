@@ -85,14 +85,7 @@ at::Tensor list_pairs(const at::Tensor& gates_TE) {
   return pairs_A2;
 }
 
-}  // namespace
-
-at::Tensor pairs_of(const at::Tensor& gates_TE) {
-  const at::Tensor gates = plain(gates_TE);
-  return gates.scalar_type() == at::kDouble ? list_pairs<double>(gates) : list_pairs<float>(gates);
-}
-
-Assignment assign(const at::Tensor& pairs_A2, int64_t experts) {
+Assignment without_steps(const at::Tensor& pairs_A2, int64_t experts) {
   Assignment out;
   const int64_t pairs = pairs_A2.size(0);
   const auto pair = pairs_A2.accessor<int64_t, 2>();
@@ -103,21 +96,24 @@ Assignment assign(const at::Tensor& pairs_A2, int64_t experts) {
     out.token_A[a] = pair[a][1];
   }
   for (int64_t e = 0; e < experts; ++e) out.offset_E1[e + 1] += out.offset_E1[e];
+  return out;
+}
+
+}  // namespace
+
+at::Tensor pairs_of(const at::Tensor& gates_TE) {
+  const at::Tensor gates = plain(gates_TE);
+  return gates.scalar_type() == at::kDouble ? list_pairs<double>(gates) : list_pairs<float>(gates);
+}
+
+Assignment assign(const at::Tensor& pairs_A2, int64_t experts) {
+  Assignment out = without_steps(pairs_A2, experts);
   add_steps(pairs_A2, experts, out);
   return out;
 }
 
 Assignment assign_in_order(const at::Tensor& gates_TE) {
-  Assignment out;
-  const auto gate = gates_TE.accessor<float, 2>();
-  out.offset_E1.push_back(0);
-  for (int64_t e = 0; e < gate.size(1); ++e) {
-    for (int64_t t = 0; t < gate.size(0); ++t) {
-      if (gate[t][e] != 0) out.token_A.push_back(t);
-    }
-    out.offset_E1.push_back(static_cast<int64_t>(out.token_A.size()));
-  }
-  return out;
+  return without_steps(pairs_of(gates_TE), gates_TE.size(1));
 }
 
 double mean_rows(const Assignment& pairs) {

@@ -1,3 +1,4 @@
+// Tests every loop in every kind. The file is long because all of them share the kinds and the numbers.
 #include "dtopp/ops/core/bfloat16_loops.h"
 
 #include <algorithm>
