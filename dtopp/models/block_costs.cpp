@@ -70,8 +70,10 @@ BlockSizes block_sizes(const config::ModelConfig& model, const CostInputs& input
 
 BlockActivations block_activations(const BlockSizes& s, uint64_t attention_extra) {
   const uint64_t stream = s.stream();
-  // Two norms store their inputs, mean and 1 / sigma. Their outputs are the inputs of projections.
-  const uint64_t norms = checked_sum({checked_product({4, stream}), checked_product({s.T, 4 * kFp32Bytes})});
+  // Two norms store their inputs, on a CUDA device also mean and 1 / sigma. Their outputs are the inputs of
+  // projections.
+  const uint64_t statistics = s.cuda ? checked_product({s.T, 4 * kFp32Bytes}) : 0;
+  const uint64_t norms = checked_sum({checked_product({4, stream}), statistics});
   // q and k before their norms; q, k and v, whose heads are repeated, and the result of attention; its
   // logsumexp.
   const uint64_t before_norm = s.qk_norm == config::QkNorm::kNone ? 0 : checked_sum({s.queries, s.keys});

@@ -29,9 +29,9 @@ struct BlockSizes {
 // Throws InvalidValue if the CUDA kernels do not support the sizes.
 BlockSizes block_sizes(const config::ModelConfig& model, const CostInputs& inputs);
 
-// Bytes of a block's activations: norms 4 T D c + 16 T; attention T (5 Q + G) c + 4 T H, without QK norm
-// T 4 Q c + 4 T H; router 8 T E and experts 2 A F c + 4 T S c, with a shared gate T D c more, or a dense FFN
-// 4 T F c. Autograd stores all of them, except
+// Bytes of a block's activations: norms 4 T D c, on a CUDA device 16 T more; attention T (5 Q + G) c + 4 T H,
+// without QK norm T 4 Q c + 4 T H; router 8 T E and experts 2 A F c + 4 T S c, with a shared gate T D c more,
+// or a dense FFN 4 T F c. Autograd stores all of them, except
 //
 // - with training.recompute: moe, 16 A instead of 2 A F c;
 // - with layer, 2 T D c for norms, attention and a dense FFN or shared experts as well.

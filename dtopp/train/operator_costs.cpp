@@ -126,7 +126,7 @@ constexpr auto kCosts = std::to_array<Row>({
     {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward},
     {"aten::rms_norm", norm},
     {"aten::layer_norm", norm},
-    {"dtopp::modulated_norm", norm},
+    {"dtopp::norm", norm},
     {"dtopp::norm_rotary_forward", like_first},
     {"dtopp::norm_rotary_backward", like_first},
     {"aten::embedding", embedding},

@@ -44,7 +44,7 @@ std::optional<StepPart> part_of_scope(std::string_view scope) {
 }
 
 std::optional<StepPart> part_of_operator(std::string_view name) {
-  if (name == "aten::rms_norm" || name == "aten::layer_norm" || name.starts_with("dtopp::norm_rotary"))
+  if (name == "aten::rms_norm" || name == "aten::layer_norm" || name.starts_with("dtopp::norm"))
     return StepPart::kNorms;
   return std::nullopt;
 }

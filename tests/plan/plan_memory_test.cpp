@@ -46,7 +46,7 @@ TEST(Plan, memory_in_fp32_by_hand) {
   EXPECT_EQ(plan.memory_bytes("compute_copies"), 0U);
   EXPECT_EQ(plan.memory_bytes("micro_batch_gradients"), 4U * 6 * 10 * 8);  // for gate and up
   // 12 tokens of 8 floats make a stream of 384 bytes. There are 36 token-expert pairs.
-  const uint64_t layer = 4 * 384 + 12 * 16 + 6 * 384 + 12 * 2 * 4 + 12 * 6 * 8 + 36 * 2 * 5 * 4;
+  const uint64_t layer = 4 * 384 + 6 * 384 + 12 * 2 * 4 + 12 * 6 * 8 + 36 * 2 * 5 * 4;
   const uint64_t kept = 2 * layer + 2 * 384 + 12 * 16;
   const uint64_t arising = plan.memory_bytes("micro_batch_gradients") + plan.memory_bytes("workspace");
   ASSERT_LT(arising, 0.6 * kept);
@@ -173,7 +173,7 @@ TEST(Plan, memory_with_recomputation_by_hand) {
   config.training.recompute = config::Recompute::kLayer;
   const Plan layer = make_plan(config);
   const uint64_t T = 3 * 4096, stream = T * 8 * 4, experts = 3 * T * 2 * 5 * 4, pairs = 3 * T * 16;
-  const uint64_t attention = 4 * stream + T * 16 + 6 * stream + T * 2 * 4;
+  const uint64_t attention = 4 * stream + 6 * stream + T * 2 * 4;
   const uint64_t workspace = all.memory_bytes("workspace"), logits = T * 5 * 8;
   EXPECT_EQ(moe.memory_bytes("workspace"), workspace + experts);
   EXPECT_EQ(layer.memory_bytes("workspace"), workspace + attention - stream - logits);

@@ -12,7 +12,7 @@
 #include "dtopp/models/diffusion_transformer/positions.h"
 #include "dtopp/models/layers/recompute.h"
 #include "dtopp/ops/gemm/linear.h"
-#include "dtopp/ops/norm/modulation.h"
+#include "dtopp/ops/norm/norm.h"
 
 namespace dtopp::models {
 namespace {
@@ -115,12 +115,12 @@ Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, 
     const auto m = parts(shared_B6D, block.modulation_6D);
     // Returns x after attention, and the input of the feed-forward layer.
     const auto attend = [=](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
-      const at::Tensor modulated_TD =
-          ops::modulated_norm(in[0], in[1], in[2], kStreamNormEps).reshape({B * S, D});
-      const at::Tensor mixed_TD =
-          attention(modulated_TD, block.attention, config, rotary, FullMask{S}, static_cast<size_t>(layer));
-      const at::Tensor attended_BSD = ops::add_gated(in[0], in[3], mixed_TD.view({B, S, D}));
-      return {attended_BSD, ops::modulated_norm(attended_BSD, in[4], in[5], kStreamNormEps)};
+      const ops::Normed modulated = ops::modulated_norm(in[0], in[1], in[2], kStreamNormEps);
+      const at::Tensor mixed_TD = attention(modulated.y.reshape({B * S, D}), block.attention, config, rotary,
+                                            FullMask{S}, static_cast<size_t>(layer));
+      const ops::Normed attended = ops::modulated_norm(
+          ops::add_gated(modulated.x, in[3], mixed_TD.view({B, S, D})), in[4], in[5], kStreamNormEps);
+      return {attended.x, attended.y};
     };
     const std::vector<at::Tensor> attended = run_part(inputs.recompute == config::Recompute::kLayer, attend,
                                                       {x_BSD, m[0], m[1], m[2], m[3], m[4]});
@@ -133,7 +133,7 @@ Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, 
   const auto m = parts(shared_B2D, model.parameter("final.table"));
   const at::Tensor image_BPD = x_BSD.narrow(1, config.text_length, config.image_tokens());
   const at::Tensor y_BPV =
-      affine(model, "final.proj", ops::modulated_norm(image_BPD, m[0], m[1], kStreamNormEps));
+      affine(model, "final.proj", ops::modulated_norm(image_BPD, m[0], m[1], kStreamNormEps).y);
   prediction.output_BCHW = from_patches(y_BPV.to(at::kFloat), config);
   return prediction;
 }

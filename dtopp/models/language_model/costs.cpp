@@ -30,13 +30,6 @@ uint64_t cross_entropy(const BlockSizes& s, uint64_t V) {
                       checked_product({s.T, s.D, s.cuda ? s.width : kFp32Bytes})});
 }
 
-// Extra bytes of an RMS norm on a CPU, which torch computes with several operations: the normalized values,
-// and the input in fp32 if it has another type.
-uint64_t kept_by_norm(const BlockSizes& s, const config::ModelConfig& model) {
-  if (model.norm == config::NormType::kLayer || s.cuda) return 0;
-  return checked_product({s.T, s.D, kFp32Bytes, s.width == kFp32Bytes ? 1U : 2U});
-}
-
 // The bias of a window, per sample if samples have documents.
 uint64_t window_bias(const BlockSizes& s, const config::ModelConfig& model) {
   const auto length = static_cast<uint64_t>(model.sequence_length);
@@ -49,12 +42,11 @@ uint64_t window_bias(const BlockSizes& s, const config::ModelConfig& model) {
 StepCosts language_model_costs(const config::ModelConfig& model, const CostInputs& inputs) {
   const BlockSizes s = block_sizes(model, inputs);
   const auto V = static_cast<uint64_t>(model.vocab_size);
-  const uint64_t ends =
-      checked_sum({checked_product({2, s.stream()}), checked_product({s.T, 16}), kept_by_norm(s, model)});
+  const uint64_t ends = checked_sum({checked_product({2, s.stream()}), checked_product({s.T, 16})});
   // A tied embedding has a second gradient, from its look-up.
   const uint64_t look_up = model.tie_embeddings ? checked_product({V, s.D, s.width}) : 0;
   StepCosts costs;
-  const BlockActivations block = block_activations(s, 2 * kept_by_norm(s, model));
+  const BlockActivations block = block_activations(s, 0);
   costs.first_layer = block.stored;
   costs.recomputed = block.recomputed;
   costs.activations = checked_sum({checked_product({s.L, costs.first_layer}), ends, window_bias(s, model)});

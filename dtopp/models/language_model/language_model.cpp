@@ -12,6 +12,7 @@
 #include "dtopp/models/layers/recompute.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
+#include "dtopp/ops/norm/norm.h"
 
 namespace dtopp::models {
 namespace {
@@ -38,7 +39,10 @@ HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_
   const config::ModelConfig& config = model.config;
   const RotaryTable rotary = rotary_table(positions_T, config);
   const bool recompute = inputs.recompute == config::Recompute::kLayer;
-  const bool by_row = std::holds_alternative<SegmentMask*>(mask);
+  const auto norm = [eps = config.norm_eps, centred = config.norm == config::NormType::kLayer](
+                        const at::Tensor& x_TD, const at::Tensor& gain_D) {
+    return ops::norm(x_TD, gain_D, eps, centred);
+  };
   moe::Routing routing = inputs;
   routing.ids_T = tokens_T;
   HiddenStates states;
@@ -51,16 +55,16 @@ HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_
     const LanguageModelBlock block = model.block(static_cast<int64_t>(layer));
     // Returns x after attention, and the input of the feed-forward layer.
     const auto attend = [=](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
-      const at::Tensor normed_TD = norm(in[0], block.input_norm_D, config, by_row);
-      const at::Tensor attended_TD =
-          in[0] + attention(normed_TD, block.attention, config, rotary, mask, layer);
-      return {attended_TD, norm(attended_TD, block.post_attention_norm_D, config, by_row)};
+      const ops::Normed input = norm(in[0], block.input_norm_D);
+      const at::Tensor mixed_TD = attention(input.y, block.attention, config, rotary, mask, layer);
+      const ops::Normed attended = norm(input.x + mixed_TD, block.post_attention_norm_D);
+      return {attended.x, attended.y};
     };
     const std::vector<at::Tensor> attended = run_part(recompute, attend, {x_TD});
     x_TD = attended[0] + feed_forward(attended[1], block.mlp, layer, routing, states.routing);
   }
   RECORD_USER_SCOPE("final norm");
-  states.x_TD = norm(x_TD, model.norm_D(), config, by_row);
+  states.x_TD = norm(x_TD, model.norm_D()).y;
   return states;
 }
 

@@ -10,7 +10,6 @@
 #include "dtopp/ops/attention/document_attention.h"
 #include "dtopp/ops/attention/norm_rotary.h"
 #include "dtopp/ops/gemm/linear.h"
-#include "dtopp/ops/norm/norm_by_row.h"
 
 namespace dtopp::models {
 namespace {
@@ -108,14 +107,6 @@ AttentionWeights attention_weights(const config::ModelConfig& model, const std::
   }
   weights.o = parameter(prefix + "o_proj.weight");
   return weights;
-}
-
-at::Tensor norm(const at::Tensor& x_TD, const at::Tensor& gain_D, const config::ModelConfig& model,
-                bool by_row) {
-  const bool centred = model.norm == config::NormType::kLayer;
-  if (by_row && x_TD.is_cpu()) return ops::norm_by_row(x_TD, gain_D, model.norm_eps, centred);
-  if (!centred) return at::rms_norm(x_TD, gain_D.sizes(), gain_D, model.norm_eps);
-  return at::layer_norm(x_TD, gain_D.sizes(), gain_D, {}, model.norm_eps);
 }
 
 RotaryTable rotary_table(const at::Tensor& positions_T, const config::ModelConfig& model) {

@@ -26,10 +26,6 @@ struct AttentionWeights {
 AttentionWeights attention_weights(const config::ModelConfig& model, const std::string& prefix,
                                    const ParameterLookup& parameter);
 
-// LayerNorm without bias, or RMSNorm, over the last dimension. by_row: as in generation, without gradients.
-at::Tensor norm(const at::Tensor& x_TD, const at::Tensor& gain_D, const config::ModelConfig& model,
-                bool by_row);
-
 // cos and sin of position * base^(-2 i / K), f32. The two halves of K are equal. Undefined: no rotation.
 struct RotaryTable {
   at::Tensor cos_TK, sin_TK;

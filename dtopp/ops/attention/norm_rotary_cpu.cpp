@@ -98,7 +98,7 @@ template <typename Scalar>
       grad_gain[d] += grad[d] * normal[d];
       grad[d] *= load(gain[d]);
     }
-    store_norm_gradient(normal, grad, hidden, inverse, in.centred, grad_x_D + row * hidden);
+    store_norm_gradient<Scalar>(normal, grad, hidden, inverse, in.centred, nullptr, grad_x_D + row * hidden);
   }
 }
 
