@@ -27,14 +27,17 @@ build() {  # target
   cmake --build build/release -j "$jobs" --target "$1"
 }
 
+# Some tests wait for a disk, a timeout or another process: three at a time keep two cores busy.
+at_once=$((jobs + jobs / 2))
+
 # Suites whose names end in Slow or Nightly belong to these tiers.
 cpp() {  # GTEST_FILTER, preset, options of ctest...
-  GTEST_FILTER=$1 GTEST_OUTPUT=xml:$times/$2/ ctest --test-dir "build/$2" --output-on-failure -j "$jobs" "${@:3}"
+  GTEST_FILTER=$1 GTEST_OUTPUT=xml:$times/$2/ ctest --test-dir "build/$2" --output-on-failure -j "$at_once" "${@:3}"
 }
 
 # Each test file runs in one process, which prepares the file's shared fixtures once.
 python() {  # options of pytest...
-  .venv/bin/python -m pytest -q -n "$jobs" --dist loadfile --junitxml "$times/test_python.xml" "$@"
+  .venv/bin/python -m pytest -q -n "$at_once" --dist loadfile --junitxml "$times/test_python.xml" "$@"
 }
 
 # AddressSanitizer and UndefinedBehaviorSanitizer.

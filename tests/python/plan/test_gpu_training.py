@@ -44,7 +44,7 @@ def test_prints_one_line_that_adds_up(dtopp_binary):
 
 
 def test_takes_the_micro_batch_an_override_names_and_says_when_none_fits(dtopp_binary):
-    done = benchmark("--steps", "4", *SMALL, "training.micro_batch_size=2")
+    done = benchmark("--steps", "4", *SMALL, "model.num_layers=1", "model.hidden_size=32", "training.micro_batch_size=2")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["micro_batch_size"] == 2
     done = benchmark(*SMALL, "model.hidden_size=1048576")

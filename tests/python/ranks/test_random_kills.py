@@ -4,7 +4,7 @@ import tiny_run
 from needs import for_cpus, needs_program, needs_shim
 from random_kills import kill_runs
 
-KILLS = 10_000 if tiny_run.FULL else 200
+KILLS = 10_000 if tiny_run.FULL else 100
 
 pytestmark = [needs_program, for_cpus, needs_shim]
 
