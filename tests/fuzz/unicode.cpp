@@ -35,7 +35,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       data::replace_new_code_points(text, storage));  // utf8proc may treat newer ones otherwise
   fuzz::require(old.size() == text.size(), "a stand-in has the same length");
   const std::string nfc(data::normalize_nfc(old, storage));
-  fuzz::require(nfc == reference_nfc(old), "utf8proc agrees on NFC");
+  // utf8proc 2.8 drops U+11A7 behind a Hangul syllable, although it is no trailing consonant.
+  if (old.find("\u11A7") == std::string::npos)
+    fuzz::require(nfc == reference_nfc(old), "utf8proc agrees on NFC");
   fuzz::require(data::normalize_nfc(nfc, again) == nfc, "NFC of NFC is the same");
   fuzz::require(!data::find_invalid_utf8(data::normalize_nfc(text, again)), "NFC is UTF-8");
   return 0;

@@ -35,5 +35,13 @@ TEST(ReplaceNewCodePoints, a_stand_in_is_older_and_of_the_same_class_and_length)
   EXPECT_EQ(replaced, 10301u);
 }
 
+// utf8proc 2.8 drops U+11A7 behind a syllable. Trailing consonants begin with U+11A8.
+TEST(NormalizeNfc, composes_hangul_with_trailing_consonants_only) {
+  std::string storage;
+  EXPECT_EQ(normalize_nfc("\u1100\u1161\u11A8", storage), "\uAC01");
+  EXPECT_EQ(normalize_nfc("\u1100\u1161\u11A7", storage), "\uAC00\u11A7");
+  EXPECT_EQ(normalize_nfc("e\u0301\uAC00\u11A7", storage), "\u00E9\uAC00\u11A7");
+}
+
 }  // namespace
 }  // namespace dtopp::data
