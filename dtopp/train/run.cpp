@@ -100,8 +100,10 @@ void Run::open_outputs(bool resumed) {
   if (!device.is_cpu())
     yardstick.peak_rate = device::data_sheet_rate(device::device_facts(device).name, type == at::kBFloat16);
   meter_.emplace(yardstick, groups_);
-  if (profile_steps_ > 0)
-    profile_.emplace(MachineRates{yardstick.matrix_rate, device::measure_memory_rate()});
+  if (profile_steps_ > 0) {
+    profile_.emplace();
+    rates_ = {yardstick.matrix_rate, device::measure_memory_rate()};
+  }
   log_.message(device_line(device::describe_device(device), yardstick));
   if (trainer_.data().validation_samples == 0 && config_.validation.every > 0)
     log_.message("no data.validation: training without validation");
@@ -141,7 +143,11 @@ void Run::save_trace(StepTrace& trace) {
 
 std::string Run::save_profile() const {
   const std::filesystem::path folder = config_.output;
-  std::string table = profile_->table();
+  // Other work on the machine slows a measurement, so the greater of two is nearer to the limit.
+  const at::ScalarType type = device::compute_type(config_.training.precision, groups_.device);
+  std::string table = profile_->table(
+      {std::max(rates_.flops, device::measure_matrix_rate(at::device(groups_.device).dtype(type))),
+       std::max(rates_.bytes, device::measure_memory_rate())});
   write_file_atomically(folder / "profile.txt", table);
   profile_->save_trace(folder / "trace.json");
   log_.message("the parts of a step are in " + (folder / "profile.txt").string() + ", its operators in " +

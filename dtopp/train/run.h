@@ -110,6 +110,7 @@ class Run {
   int64_t last_step_ = 0;
   int64_t profile_steps_ = 0;           // 0: no profile
   std::optional<StepProfile> profile_;  // on rank 0 only
+  MachineRates rates_;                  // measured before the profile's first step
   RunSaver saver_;
   moe::BudgetWatch budget_;
   bool stop_requested_ = false;  // on any rank

@@ -156,7 +156,7 @@ void StepProfile::Recording::end(const at::RecordFunction& function, at::Observe
   if (recorded != nullptr && !function.isAsync()) recorded->end();
 }
 
-std::string StepProfile::table() const {
+std::string StepProfile::table(const MachineRates& rates) const {
   const auto steps = static_cast<double>(steps_);
   double measured = 0, reached = 0, flops = 0, bytes = 0;
   for (const Sums& sums : sums_) measured += sums.seconds / steps;
@@ -166,11 +166,11 @@ std::string StepProfile::table() const {
   };
   std::string text =
       format("%lld steps; limits: %.0f GFLOP/s, %.1f GB/s\n", static_cast<long long>(steps_),
-             rates_.flops * 1e-9, rates_.bytes * 1e-9) +
+             rates.flops * 1e-9, rates.bytes * 1e-9) +
       format("%-27s %11s %11s %9s %9s %7s\n", "part", "GFLOP", "MB", "limit,ms", "time,ms", "lost,%");
   for (size_t part = 0; part < sums_.size(); ++part) {
     const Sums mean{sums_[part].seconds / steps, sums_[part].flops / steps, sums_[part].bytes / steps};
-    const double limit = std::max(mean.flops / rates_.flops, mean.bytes / rates_.bytes);
+    const double limit = std::max(mean.flops / rates.flops, mean.bytes / rates.bytes);
     text += row(kLabels[part], mean, limit);
     reached += limit;
     flops += mean.flops;

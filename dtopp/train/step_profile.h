@@ -50,16 +50,14 @@ class StepProfile {
   // The first step warms up memory and does not count.
   class Recording;
 
-  explicit StepProfile(const MachineRates& rates) : rates_(rates) {}
-
-  // The mean step as text, one line per part:
+  // Returns the mean step as text, one line per part:
   //
   // FLOPs and bytes      of the operators in operator_costs.h
   // limit                the greater of FLOPs and bytes, each divided by the machine's rate
   // lost                 measured minus limit, as a share of the step
   //
   // Requires two recorded steps.
-  std::string table() const;
+  std::string table(const MachineRates& rates) const;
   // Writes the last step as a Chrome trace, which https://ui.perfetto.dev shows. DataError if the file cannot
   // be written.
   void save_trace(const std::filesystem::path& path) const;
@@ -94,7 +92,6 @@ class StepProfile {
   StepPart part_of_node(int64_t sequence_number) const;
   void note_nodes(StepPart part);
 
-  MachineRates rates_;
   Names names_;
   std::vector<Event> events_;                         // of the last step
   std::vector<Open> open_;                            // innermost last
