@@ -85,6 +85,7 @@ template <typename Tiles, typename Scalar, typename Out>
 void multiply_few_rows(const Scalar* x_TD, const Scalar* weight_ND, int64_t T, int64_t D, int64_t N,
                        const at::TensorOptions& options, Out* y_TN) {
   using Real = typename Tiles::Real;
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(Scalar));
   const int64_t width = Tiles::shape().columns, panels = round_up(N, width) / width;
   const int64_t left_block = Tiles::template left_size<Order::kRows>(T, kTileDepth);
   const BufferParts<typename Tiles::Packed> left(1, round_up(D, kTileDepth) / kTileDepth * left_block,
@@ -101,8 +102,12 @@ void multiply_few_rows(const Scalar* x_TD, const Scalar* weight_ND, int64_t T, i
       const int64_t columns = std::min(width, N - first);
       if (D == 0) clear_unless_added(T, columns, sums.of(0), width, false);
       for (int64_t k = 0; k < D; k += kTileDepth) {
-        const int64_t depth = std::min(kTileDepth, D - k);
-        Tiles::pack_right_transposed(weight_ND + first * D + k, D, depth, columns, 0, columns, right.of(0));
+        const int64_t depth = std::min(kTileDepth, D - k), following = k + depth;
+        const Scalar* panel = weight_ND + first * D;
+        const Scalar* next = following < D ? panel + following : panel + width * D;
+        const int64_t bytes = std::min(kTileDepth, following < D ? D - following : D) * kBytes;
+        Tiles::pack_right_transposed(panel + k, D, depth, columns, 0, columns, right.of(0),
+                                     {next, bytes, D * kBytes});
         Tiles::template multiply<Order::kRows>(left.of(0) + k / kTileDepth * left_block, right.of(0), T,
                                                columns, depth, sums.of(0), width, k > 0);
       }

@@ -200,15 +200,19 @@ template <typename Regs, typename Scalar, typename Real>
   for (int64_t k = 0; k < kLanes; ++k) store_vector(to + k * columns, rows[k]);
 }
 
-// Transposes one panel of one block. Columns from `columns` on are zeros.
+// Transposes one panel of one block. Columns from `columns` on are zeros. Prefetches lines of `coming`,
+// unless it is null.
 template <typename Regs, typename Scalar, typename Real>
 [[gnu::always_inline]] inline void transpose_panel(const Scalar* from, int64_t stride, int64_t columns,
-                                                   int64_t depth, Real* to) {
+                                                   int64_t depth, Coming* coming, Real* to) {
   constexpr int64_t kLanes = Regs::template kLanes<Real>, kColumns = Regs::template kColumns<Real>;
+  constexpr int64_t kLines =
+      kLanes * kLanes * static_cast<int64_t>(sizeof(Scalar)) / kLineBytes;  // per square
   for (int64_t n = 0; n < kColumns; n += kLanes) {
     int64_t k = 0;
     if (n + kLanes <= columns) {
       for (; k + kLanes <= depth; k += kLanes) {
+        for (int64_t line = 0; line < kLines && coming != nullptr; ++line) coming->fetch();
         transpose_square<Regs>(from + n * stride + k, stride, to + k * kColumns + n, kColumns);
       }
     }
@@ -244,15 +248,17 @@ void VectorTiles<Real>::multiply(const Packed* left, const Packed* right, int64_
 template <typename Real>
 template <typename Scalar>
 void VectorTiles<Real>::pack_right_transposed(const Scalar* transposed, int64_t stride, int64_t K, int64_t N,
-                                              int64_t begin, int64_t end, Packed* packed) {
+                                              int64_t begin, int64_t end, Packed* packed,
+                                              const NextRows& next) {
   run_with_registers<Real>([&](auto registers) {
     using Regs = decltype(registers);
     constexpr int64_t kColumns = Regs::template kColumns<Real>;
+    Coming coming(next);
     for (int64_t k = 0; k < K; k += kTileDepth, packed += kTileDepth * round_up(N, kColumns)) {
       const int64_t depth = std::min(kTileDepth, K - k);
       for (int64_t n = begin; n < end; n += kColumns) {
         transpose_panel<Regs>(transposed + n * stride + k, stride, std::min(kColumns, N - n), depth,
-                              packed + n * depth);
+                              next.first == nullptr ? nullptr : &coming, packed + n * depth);
       }
     }
   });
@@ -265,7 +271,8 @@ template <typename Real>
 using Multiply = void(const Real*, const Real*, int64_t, int64_t, int64_t, Real*, int64_t, bool,
                       const NextRows&);
 template <typename Scalar, typename Real>
-using PackTransposed = void(const Scalar*, int64_t, int64_t, int64_t, int64_t, int64_t, Real*);
+using PackTransposed = void(const Scalar*, int64_t, int64_t, int64_t, int64_t, int64_t, Real*,
+                            const NextRows&);
 
 template Multiply<float> VectorTiles<float>::multiply<Order::kRows>;
 template Multiply<float> VectorTiles<float>::multiply<Order::kColumns>;

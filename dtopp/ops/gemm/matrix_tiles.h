@@ -64,10 +64,9 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Memory that the caller reads after a product: rows of `bytes` bytes. The product prefetches it while it
-// runs.
+// Memory that the caller reads next: rows of `bytes` bytes, which packing or a product prefetches.
 struct NextRows {
-  const void* first = nullptr;  // null: prefetch the next panel of the product's own right operand
+  const void* first = nullptr;  // null: a product prefetches the next panel of its own right operand
   int64_t bytes = 0, stride = 0;
 };
 
@@ -107,10 +106,11 @@ struct VectorTiles {
   static void pack_right_rows(const Row& row, int64_t K, int64_t N, int64_t begin, int64_t end,
                               Packed* packed);
 
-  // Packs the same columns from B^T: B[k, n] = transposed[n * stride + k].
+  // Packs the same columns from B^T: B[k, n] = transposed[n * stride + k]. Prefetches as many numbers of
+  // `next` meanwhile.
   template <typename Scalar>
   static void pack_right_transposed(const Scalar* transposed, int64_t stride, int64_t K, int64_t N,
-                                    int64_t begin, int64_t end, Packed* packed);
+                                    int64_t begin, int64_t end, Packed* packed, const NextRows& next = {});
 
   // C[m, n] = sum over k of A[m, k] B[k, n], plus the old C[m, n] if `add`. C's rows are `ldc` numbers apart.
   // Prefetches `next` meanwhile.

@@ -98,7 +98,8 @@ struct Bfloat16Tiles {
   }
 
   static void pack_right_transposed(const Packed* transposed, int64_t stride, int64_t K, int64_t N,
-                                    int64_t begin, int64_t end, Packed* packed) {
+                                    int64_t begin, int64_t end, Packed* packed,
+                                    const NextRows& /*next*/ = {}) {
     for (int64_t n = begin; n < round_up(end, kPanel); n += kUnit) {
       const int64_t columns = std::clamp<int64_t>(N - n, 0, kUnit);
       bfloat16_loops().pack_right_transposed(transposed + std::min(n, N) * stride, stride, columns, K,

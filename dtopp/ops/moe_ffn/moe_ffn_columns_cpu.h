@@ -9,7 +9,8 @@
 
 namespace dtopp::ops {
 
-constexpr int64_t kColumnsAtOnce = 128;  // times kTileDepth of K: 128 KiB of packed floats stay in cache
+constexpr int64_t kFewRowsPrefetch = 43;  // four strips prefetch as many lines as a block has
+constexpr int64_t kColumnsAtOnce = 128;   // times kTileDepth of K: 128 KiB of packed floats stay in cache
 
 // A right operand B [K, N] stored in a weight. The rows of B, or its columns if `transposed`, are `stride`
 // numbers apart.
@@ -19,11 +20,12 @@ struct RightSide {
   int64_t stride;
   bool transposed;
 
-  // Packs B[k .. k + depth, n .. n + columns].
+  // Packs B[k .. k + depth, n .. n + columns]. Prefetches `next` if B is transposed.
   template <typename Tiles>
-  void pack(int64_t k, int64_t depth, int64_t n, int64_t columns, typename Tiles::Packed* packed) const {
+  void pack(int64_t k, int64_t depth, int64_t n, int64_t columns, const NextRows& next,
+            typename Tiles::Packed* packed) const {
     if (transposed) {
-      Tiles::pack_right_transposed(from + n * stride + k, stride, depth, columns, 0, columns, packed);
+      Tiles::pack_right_transposed(from + n * stride + k, stride, depth, columns, 0, columns, packed, next);
     } else {
       const Scalar* start = from + k * stride + n;
       Tiles::pack_right_rows([&](int64_t i) { return start + i * stride; }, depth, columns, 0, columns,
@@ -88,9 +90,11 @@ struct ColumnBuffers {
                 int64_t share, Real* to, int64_t ldc, const NextRows& after) const {
     for (int64_t k = 0; k < K; k += kTileDepth) {
       const int64_t depth = std::min(kTileDepth, K - k), following = k + depth;
-      B.template pack<Tiles>(k, depth, n, columns, right.of(share));
       const NextRows next =
           following < K ? B.rows(following, std::min(kTileDepth, K - following), n, columns) : after;
+      // The product of few rows ends before it has prefetched all of `next`.
+      B.template pack<Tiles>(k, depth, n, columns, rows < kFewRowsPrefetch ? next : NextRows{},
+                             right.of(share));
       Tiles::template multiply<Order::kRows>(left.of(share) + k / kTileDepth * left_block(), right.of(share),
                                              rows, columns, depth, to, ldc, k > 0, next);
     }
