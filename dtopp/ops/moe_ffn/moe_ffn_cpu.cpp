@@ -275,7 +275,7 @@ at::Tensor moe_ffn_pre_activations_cpu(const at::Tensor& x_TD, const at::Tensor&
                                        const at::Tensor& down_proj) {
   check_moe_ffn_pre_activations(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
   check_pairs("moe_ffn_pre_activations", pairs_A2, gates_TE.size(1), x_TD.size(0));
-  const at::Tensor pre_AG = at::empty({pairs_A2.size(0), gate_up_proj.size(1)}, x_TD.options());
+  at::Tensor pre_AG = at::empty({pairs_A2.size(0), gate_up_proj.size(1)}, x_TD.options());
   run_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj, at::Tensor(), pre_AG);
   return pre_AG;
 }
