@@ -10,7 +10,7 @@
 
 using namespace dtopp;
 
-static std::string reference_nfc(const std::string& text) {
+static std::string nfc_of_utf8proc(const std::string& text) {
   utf8proc_uint8_t* nfc = nullptr;
   const auto size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
                                  static_cast<utf8proc_ssize_t>(text.size()), &nfc,
@@ -18,6 +18,19 @@ static std::string reference_nfc(const std::string& text) {
   const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(nfc, &std::free);
   fuzz::require(size >= 0, "utf8proc accepts valid UTF-8");
   return {reinterpret_cast<const char*>(nfc), static_cast<size_t>(size)};
+}
+
+// utf8proc 2.8 drops U+11A7 behind a Hangul syllable, although it is no trailing consonant. It composes with
+// nothing, so the texts before and after it are normalized on their own.
+static std::string reference_nfc(const std::string& text) {
+  const std::string bound = "\u11A7";
+  std::string nfc;
+  size_t begin = 0;
+  for (size_t end = text.find(bound); end != std::string::npos; end = text.find(bound, begin)) {
+    nfc += nfc_of_utf8proc(text.substr(begin, end - begin)) + bound;
+    begin = end + bound.size();
+  }
+  return nfc + nfc_of_utf8proc(text.substr(begin));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -35,9 +48,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       data::replace_new_code_points(text, storage));  // utf8proc may treat newer ones otherwise
   fuzz::require(old.size() == text.size(), "a stand-in has the same length");
   const std::string nfc(data::normalize_nfc(old, storage));
-  // utf8proc 2.8 drops U+11A7 behind a Hangul syllable, although it is no trailing consonant.
-  if (old.find("\u11A7") == std::string::npos)
-    fuzz::require(nfc == reference_nfc(old), "utf8proc agrees on NFC");
+  fuzz::require(nfc == reference_nfc(old), "utf8proc agrees on NFC");
   fuzz::require(data::normalize_nfc(nfc, again) == nfc, "NFC of NFC is the same");
   fuzz::require(!data::find_invalid_utf8(data::normalize_nfc(text, again)), "NFC is UTF-8");
   return 0;

@@ -107,10 +107,13 @@ TEST(Plan, an_untied_output_counts_as_parameters_but_a_look_up_costs_nothing) {
 }
 
 TEST(Plan, every_norm_stores_the_same) {
-  config::RunConfig config = tiny();
-  const uint64_t layer_norm = make_plan(config).memory_bytes("activations");
-  config.model.norm = config::NormType::kRms;
-  EXPECT_EQ(make_plan(config).memory_bytes("activations"), layer_norm);
+  for (const config::Precision precision : {config::Precision::kFp32, config::Precision::kBf16}) {
+    config::RunConfig config = tiny();
+    config.training.precision = precision;
+    const uint64_t layer_norm = make_plan(config).memory_bytes("activations");
+    config.model.norm = config::NormType::kRms;
+    EXPECT_EQ(make_plan(config).memory_bytes("activations"), layer_norm);
+  }
 }
 
 TEST(Plan, counts_a_diffusion_transformer_by_hand) {

@@ -98,22 +98,23 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     if (!grads[0].defined()) return {grads[1], {}, {}, {}, {}};
     RECORD_FUNCTION("dtopp::norm_backward",
                     (std::array<c10::IValue, 4>{grads[0], grads[1], saved[0], saved[1]}));
-    const bool shifted = context->saved_data["shifted"].toBool();
     const at::Tensor grad_y = grads[0].contiguous();
     const at::Tensor residual = grads[1].defined() ? grads[1].contiguous() : grads[1];
     const RowSizes s(grad_y, saved[1]);
-    const ChunkSums grad_scale(s), grad_shift(s);
+    const ChunkSums grad_scale(s);
+    std::optional<ChunkSums> grad_shift;
+    if (context->saved_data["shifted"].toBool()) grad_shift.emplace(s);
     at::Tensor grad_x = at::empty(saved[0].sizes(), saved[0].options());
     dispatch_scalar(grad_y, [&](auto scalar) {
       const auto eps = static_cast<float>(context->saved_data["eps"].toDouble());
       const bool centred = context->saved_data["centred"].toBool();
       backward_rows<decltype(scalar)>({grad_y, residual, saved[0], saved[1]}, eps, centred, grad_x,
-                                      grad_scale, shifted ? &grad_shift : nullptr);
+                                      grad_scale, grad_shift ? &*grad_shift : nullptr);
     });
     variable_list all = {grad_x, grad_scale.total(saved[1])};
-    if (shifted) all.push_back(grad_shift.total(saved[1]));
+    if (grad_shift) all.push_back(grad_shift->total(saved[1]));
     RECORD_OUTPUTS(all);
-    all.resize(5);
+    all.resize(5);  // one per argument of forward()
     return all;
   }
 
