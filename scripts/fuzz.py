@@ -1,7 +1,9 @@
 """Builds, runs and measures the fuzz targets of tests/fuzz (see its README.md).
 
 usage: fuzz.py build                                     compile the targets with clang and libFuzzer in build/fuzz
-       fuzz.py run [--seconds S] [--record] [TARGET...]  fuzz for S seconds in all (60); exit 1 at a finding
+       fuzz.py run [--seconds S] [--seed N] [--record] [TARGET...]
+                                                         fuzz for S seconds in all (60), with inputs that the seed
+                                                         chooses (0: others in each run); exit 1 at a finding
        fuzz.py merge [TARGET...]                         minimise what runs have found into tests/fuzz/corpus
        fuzz.py replay [--build DIR]                      run each target of a build folder on its seeds and corpus
        fuzz.py coverage [FILE...]                        branches that seeds and corpus reach, per file of a parser;
@@ -92,12 +94,12 @@ def unpack(target, folder):
     return folder
 
 
-def fuzz(target, seconds):
+def fuzz(target, seconds, seed):
     """Runs one target. Returns its executions, processor seconds, edges and the paths of its findings."""
     FINDINGS.mkdir(parents=True, exist_ok=True)
     corpus = unpack(target, WORK / target)
     dictionary = FUZZ / "dictionaries" / f"{target}.dict"
-    command = [program(BUILD, target), *LIMITS, f"-max_total_time={max(1, round(seconds))}", "-print_final_stats=1",
+    command = [program(BUILD, target), *LIMITS, f"-max_total_time={max(1, round(seconds))}", f"-seed={seed}", "-print_final_stats=1",
                f"-artifact_prefix={FINDINGS}/{target}-", corpus, seeds_of(target)]
     if dictionary.exists():
         command.append(f"-dict={dictionary}")
@@ -116,13 +118,13 @@ def fuzz(target, seconds):
     return int(executed[-1]) if executed else 0, seconds, int(edges[-1]) if edges else 0, findings
 
 
-def run(targets, seconds, record):
+def run(targets, seconds, seed, record):
     jobs = min(os.cpu_count(), len(targets))
     each = seconds * jobs / len(targets)
     found = []
     print(f"{'target':20} {'executions':>12} {'per second':>11} {'edges':>6}")
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        results = zip(targets, pool.map(lambda target: fuzz(target, each), targets))
+        results = zip(targets, pool.map(lambda target: fuzz(target, each, seed), targets))
         for target, (executions, took, edges, findings) in results:
             print(f"{target:20} {executions:12,} {executions / took:11,.0f} {edges:6}", flush=True)
             found += findings
@@ -200,6 +202,7 @@ def main():
     parser.add_argument("command", choices=["build", "run", "merge", "replay", "coverage"])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--build", type=pathlib.Path, default=BUILD)
     arguments = parser.parse_intermixed_args()
@@ -209,7 +212,7 @@ def main():
     if arguments.command == "build":
         build(BUILD)
     elif arguments.command == "run":
-        return run(targets, arguments.seconds, arguments.record)
+        return run(targets, arguments.seconds, arguments.seed, arguments.record)
     elif arguments.command == "merge":
         merge(targets)
     elif arguments.command == "replay":

@@ -20,15 +20,27 @@ static std::string nfc_of_utf8proc(const std::string& text) {
   return {reinterpret_cast<const char*>(nfc), static_cast<size_t>(size)};
 }
 
-// utf8proc 2.8 drops U+11A7 behind a Hangul syllable, although it is no trailing consonant. It composes with
-// nothing, so the texts before and after it are normalized on their own.
+// Code points at which dtopp and utf8proc differ. For dtopp they compose with nothing and stay where they
+// are: marks and second parts of pairs that are newer than the Unicode version of the NFC of `tokenizers`,
+// and U+11A7, which utf8proc 2.8 drops behind a Hangul syllable although it is no trailing consonant.
+static bool is_ordinary_only_in_dtopp(char32_t c) {
+  if (data::CodePointClasses::get().is_nfc_active(c)) return false;
+  const utf8proc_property_t* property = utf8proc_get_property(static_cast<utf8proc_int32_t>(c));
+  const bool is_second_part = property->comb_index >= 0x8000 && property->comb_index != UINT16_MAX;
+  return c == U'\u11A7' || property->combining_class != 0 || is_second_part;
+}
+
+// NFC by utf8proc of the texts between such code points.
 static std::string reference_nfc(const std::string& text) {
-  const std::string bound = "\u11A7";
   std::string nfc;
   size_t begin = 0;
-  for (size_t end = text.find(bound); end != std::string::npos; end = text.find(bound, begin)) {
-    nfc += nfc_of_utf8proc(text.substr(begin, end - begin)) + bound;
-    begin = end + bound.size();
+  for (size_t i = 0; i < text.size();) {
+    const data::CodePoint c = data::code_point_at(text, i);
+    if (is_ordinary_only_in_dtopp(c.value)) {
+      nfc += nfc_of_utf8proc(text.substr(begin, i - begin)) + text.substr(i, c.bytes);
+      begin = i + c.bytes;
+    }
+    i += c.bytes;
   }
   return nfc + nfc_of_utf8proc(text.substr(begin));
 }
