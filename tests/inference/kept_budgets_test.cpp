@@ -32,7 +32,7 @@ TEST(KeptBudgets, meet_every_number_of_experts_and_survive_the_file) {
     const checkpoint::Checkpoint checkpoint(eval::save_tiny_checkpoint(scratch / "checkpoints", config),
                                             checkpoint::CheckpointUse::kInference);
     const InferenceModel model = load_inference_model(checkpoint);
-    const at::Tensor tokens_BL = at::randint(0, 64, {20, 100}, at::kLong);
+    const at::Tensor tokens_BL = at::randint(0, 64, {8, 80}, at::kLong);
     EXPECT_EQ(read_budgets(checkpoint, config), std::nullopt);
     const KeptBudgets solved = solve_budgets(model, checkpoint, tokens_BL);
     write_budgets(checkpoint, solved);
