@@ -107,6 +107,16 @@ def random_marked_tokenizer(draw):
     return reference, contents + [MARK, "<0x41>", f"{MARK}{MARK}"]
 
 
+def ids_of(reference, line):
+    """None if `tokenizers` panics, as it does with some added tokens next to marks."""
+    try:
+        return reference.encode(line, add_special_tokens=False).ids
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        return None
+
+
 @pytest.mark.parametrize("seed", range(CASES))
 @pytest.mark.parametrize("make", [random_tokenizer, random_marked_tokenizer])
 def test_ids_and_texts_are_those_of_hugging_face(tmp_path, make, seed):
@@ -115,9 +125,11 @@ def test_ids_and_texts_are_those_of_hugging_face(tmp_path, make, seed):
     path = tmp_path / "tokenizer.json"
     path.write_text(reference.to_str())
     lines = [text(draw, tokens) for _ in range(300)]
-    expected = [reference.encode(line, add_special_tokens=False).ids for line in lines]
+    expected = [ids_of(reference, line) for line in lines]
     ours = tokenize(path, lines)
     assert len(ours) == len(lines)
     for line, ids, wanted in zip(lines, ours, expected):
-        assert ids == wanted, line
+        assert wanted is None or ids == wanted, line
+    expected = [ids for ids in expected if ids is not None]
+    assert len(expected) > len(lines) / 2
     assert tokenize(path, map(json.dumps, expected), "--decode") == [reference.decode(ids, skip_special_tokens=False) for ids in expected]

@@ -83,7 +83,7 @@ def test_holds_program_operators_package_and_what_they_read(wheel, files):
     assert {PROGRAM, OPERATORS, "dtopp/py.typed"} < names
     for folder in ("assets", "configs", "examples"):
         tracked = succeed("git", "ls-files", folder, cwd=ROOT).split()
-        assert {f"dtopp/files/{name}" for name in tracked} <= names
+        assert {f"dtopp/files/{name}" for name in tracked if "/lab-" not in name} <= names  # 9 MB of text
     assert {f"dtopp/{path.name}" for path in (ROOT / "python/dtopp").glob("*.py")} <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith(("dtopp/dtopp", "tests"))]
     text = (files / f"dtopp-{VERSION}.dist-info/METADATA").read_text()
@@ -151,7 +151,8 @@ def test_examples_learn(environment, unpacked, tmp_path):
     examples = {"train_gpt.py": ([], [60]), "two_processes.py": (ranks, ["--steps", 40]),
                 "huggingface_trainer.py": ([], [tmp_path / "trainer", "--steps", 40]),
                 "classify_images.py": ([], [pictures, "--steps", 100])}
-    assert set(examples) == {path.name for path in (unpacked / "examples").glob("*.py")}
+    need_a_run = {"use_checkpoint.py", "ask_server.py"}
+    assert examples.keys() | need_a_run == {path.name for path in (unpacked / "examples").glob("*.py")}
     for name, (launcher, arguments) in examples.items():
         printed = succeed(environment / "python", *launcher, unpacked / "examples" / name, *arguments, cwd=tmp_path)
         losses = [float(loss) for loss in re.findall(r"(?<![\w/])loss\W+([\d.]+)", printed)]

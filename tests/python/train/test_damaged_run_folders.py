@@ -117,7 +117,8 @@ def damage(draw, folder):
                 path.symlink_to(draw.choice([path.name, "/dev/zero", "/nowhere"]))
             elif how == "unreadable":
                 path.touch(mode=0)
-        if path.parent.parent.name == "checkpoints" and path.name != "manifest.json" and draw.random() < 0.3:
+        in_checkpoint = path.parent.parent.name == "checkpoints" and path.name != "manifest.json"
+        if in_checkpoint and draw.random() < 0.3 and (path.parent / "manifest.json").is_file():
             reseal(path.parent)
             resealed = True
             did.append("resealed")

@@ -11,6 +11,7 @@ from refusal import assert_refused
 
 pytestmark = [needs_program, for_cpus]
 
+FOUR_RANKS = "training.micro_batch_size=1"  # a step's four sequences are work for four ranks
 TARGETS = ("shared_experts", "zero_experts", "dtop_p_bias", "schedule")  # with --target-experts
 
 
@@ -23,7 +24,7 @@ def train(directory, router, *overrides):
 @pytest.fixture(scope="module", params=tiny_run.ROUTERS)
 def whole(request, tmp_path_factory):
     """A router's name and its run of 12 steps."""
-    return request.param, train(tmp_path_factory.mktemp(request.param), request.param)
+    return request.param, train(tmp_path_factory.mktemp(request.param), request.param, FOUR_RANKS)
 
 
 def test_a_resumed_run_has_the_same_bits(whole, tmp_path):
@@ -32,7 +33,7 @@ def test_a_resumed_run_has_the_same_bits(whole, tmp_path):
     shutil.copytree(run, resumed)
     for step in (8, 12):
         shutil.rmtree(resumed / f"checkpoints/step-{step:08d}")
-    done = tiny_run.dtopp("train", run.parent / "run.yaml", *tiny_run.ROUTERS[router], f"output={resumed}")
+    done = tiny_run.dtopp("train", run.parent / "run.yaml", *tiny_run.ROUTERS[router], FOUR_RANKS, f"output={resumed}")
     assert done.returncode == 0, done.stderr
     assert tiny_run.state(resumed, 12) == tiny_run.state(run, 12)
 
@@ -40,7 +41,7 @@ def test_a_resumed_run_has_the_same_bits(whole, tmp_path):
 @pytest.mark.parametrize("processes, expert_parallel", [(2, 2), *tiny_run.in_full((2, 1), (4, 1), (4, 2), (4, 4))])
 def test_several_ranks_have_the_bits_of_one(whole, tmp_path, processes, expert_parallel):
     router, run = whole
-    done = tiny_run.dtopp("train", run.parent / "run.yaml", *tiny_run.ROUTERS[router], f"output={tmp_path / 'run'}",
+    done = tiny_run.dtopp("train", run.parent / "run.yaml", *tiny_run.ROUTERS[router], FOUR_RANKS, f"output={tmp_path / 'run'}",
                           "--processes", processes, f"parallel.expert_parallel={expert_parallel}")
     assert done.returncode == 0, done.stderr
     assert tiny_run.state(tmp_path / "run", 12) == tiny_run.state(run, 12)
