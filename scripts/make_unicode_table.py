@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 LETTER, NUMBER, SPACE, WORD, NFC_ACTIVE, NEW = 1, 2, 3, 4, 8, 16
 GENERAL_CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Cf".split()
+NAMED_LETTERS = "[\U00010400-\U0001044f\U000104b0-\U000104fb\U00010c80-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943]"
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 
 
@@ -69,9 +70,10 @@ def members(pattern):
 
 def stand_ins():
     """Yields (first, last, stand-in) for the code points that are newer than Unicode 14. A stand-in has the same
-    general category, length in UTF-8, and membership in these properties; of such code points it is the nearest."""
+    general category, length in UTF-8, and membership in these properties; of such code points it is the nearest.
+    Patterns of DeepSeek-Coder-V2 name letters, so no stand-in is one of those."""
     assert unicodedata.unidata_version == "14.0.0", "needs Python 3.11"
-    properties = [members(pattern) for pattern in (r"\p{Alphabetic}", r"\p{Han}", r"\p{Latin}")]
+    properties = [members(pattern) for pattern in (r"\p{Alphabetic}", r"\p{Han}", r"\p{Latin}", NAMED_LETTERS)]
     kind = {c: (category, len(chr(c).encode()), *(c in p for p in properties))
             for category in GENERAL_CATEGORIES for c in members(rf"\p{{{category}}}")}
     old, new = {}, []

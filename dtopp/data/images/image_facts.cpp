@@ -31,8 +31,9 @@ ImageKind kind_of(const JsonFields& about) {
 }
 
 FloatType float_type(const JsonFields& object) {
-  const auto type = float_type_of(object.text("dtype"));
-  if (!type) object.fail("dtype", "\"" + object.text("dtype") + "\" is not F32, F16 or BF16");
+  const std::string name = object.text("dtype");
+  const auto type = float_type_of(name);
+  if (!type) object.fail("dtype", "\"" + name + "\" is not F32, F16 or BF16");
   return *type;
 }
 
