@@ -1,8 +1,8 @@
 // y = x W^T and dx = dy W: all threads pack as many columns of the weight as fit into the second-level cache.
 // Then each thread packs and multiplies its blocks of rows.
 //
-// y = x W^T of few rows: each thread packs one panel of the weight at a time, which stays in the first-level
-// cache. Sums have the same order, so a row of y does not depend on the other rows.
+// y = x W^T of fewer than kPanelRows rows: each thread multiplies one panel of the weight at a time
+// (right_side.h). Sums have the same order, so a row of y does not depend on the other rows.
 //
 // dW = dy^T x: each thread owns some rows of dW and accumulates them over blocks of tokens.
 #include "dtopp/ops/gemm/linear_cpu.h"
@@ -11,7 +11,7 @@
 
 #include <ATen/record_function.h>
 
-#include "dtopp/ops/gemm/cpu_kernel.h"
+#include "dtopp/ops/gemm/right_side.h"
 
 namespace dtopp::ops {
 namespace {
@@ -19,7 +19,7 @@ namespace {
 using Operands = std::array<c10::IValue, 2>;  // of a recorded product
 
 constexpr int64_t kRightNumbers = int64_t{1} << 18;  // 1 MiB of floats: half of a second-level cache
-constexpr int64_t kFewRows = 32;                     // decoding runs such small batches
+constexpr int64_t kPanelRows = 128;                  // decoding runs such small batches
 constexpr int64_t kWeightsPerThread = int64_t{1} << 16;
 
 // Calls body(begin, end, share) for each thread's share of `count`. Shares are multiples of `unit`, except
@@ -82,12 +82,12 @@ void multiply_rows(const Scalar* left_MK, int64_t M, int64_t K, int64_t N, const
 
 // y_TN = x_TD weight_ND^T
 template <typename Tiles, typename Scalar, typename Out>
-void multiply_few_rows(const Scalar* x_TD, const Scalar* weight_ND, int64_t T, int64_t D, int64_t N,
-                       const at::TensorOptions& options, Out* y_TN) {
+void multiply_by_panels(const Scalar* x_TD, const Scalar* weight_ND, int64_t T, int64_t D, int64_t N,
+                        const at::TensorOptions& options, Out* y_TN) {
   using Real = typename Tiles::Real;
-  constexpr auto kBytes = static_cast<int64_t>(sizeof(Scalar));
   const int64_t width = Tiles::shape().columns, panels = round_up(N, width) / width;
   const int64_t left_block = Tiles::template left_size<Order::kRows>(T, kTileDepth);
+  const RightSide<Scalar> weight_DN{weight_ND, D, true};
   const BufferParts<typename Tiles::Packed> left(1, round_up(D, kTileDepth) / kTileDepth * left_block,
                                                  options);
   for (int64_t k = 0; k < D; k += kTileDepth) {
@@ -100,17 +100,9 @@ void multiply_few_rows(const Scalar* x_TD, const Scalar* weight_ND, int64_t T, i
     const BufferParts<Real> sums(1, T * width, options);
     for (int64_t first = begin * width; first < std::min(end * width, N); first += width) {
       const int64_t columns = std::min(width, N - first);
-      if (D == 0) clear_unless_added(T, columns, sums.of(0), width, false);
-      for (int64_t k = 0; k < D; k += kTileDepth) {
-        const int64_t depth = std::min(kTileDepth, D - k), following = k + depth;
-        const Scalar* panel = weight_ND + first * D;
-        const Scalar* next = following < D ? panel + following : panel + width * D;
-        const int64_t bytes = std::min(kTileDepth, following < D ? D - following : D) * kBytes;
-        Tiles::pack_right_transposed(panel + k, D, depth, columns, 0, columns, right.of(0),
-                                     {next, bytes, D * kBytes});
-        Tiles::template multiply<Order::kRows>(left.of(0) + k / kTileDepth * left_block, right.of(0), T,
-                                               columns, depth, sums.of(0), width, k > 0);
-      }
+      multiply_right_side<Tiles>({left.of(0), left_block, T, D}, weight_DN, first, columns, right.of(0),
+                                 sums.of(0), width,
+                                 weight_DN.rows(0, std::min(kTileDepth, D), first + width, width));
       run_widest([&] {
         for (int64_t t = 0; t < T; ++t) copy_converted(sums.of(0) + t * width, y_TN + t * N + first, columns);
       });
@@ -151,7 +143,7 @@ at::Tensor multiply_transposed_cpu(const at::Tensor& x_TD, const at::Tensor& wei
       Tiles::pack_right_transposed(weight + first * D, D, D, columns, begin, end, packed);
     };
     const auto multiply_into = [&](auto* y) {
-      if (T < kFewRows) return multiply_few_rows<Tiles>(x, weight, T, D, N, x_TD.options(), y);
+      if (T < kPanelRows) return multiply_by_panels<Tiles>(x, weight, T, D, N, x_TD.options(), y);
       multiply_rows<Tiles>(x, T, D, N, pack, x_TD.options(), y);
     };
     if (type == x_TD.scalar_type()) return multiply_into(y_TN.mutable_data_ptr<Scalar>());

@@ -5,39 +5,12 @@
 // Once all columns exist, it computes some columns of the result, so no two threads add to the same number.
 #pragma once
 
+#include "dtopp/ops/gemm/right_side.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cpu.h"
 
 namespace dtopp::ops {
 
-constexpr int64_t kFewRowsPrefetch = 43;  // four strips prefetch as many lines as a block has
-constexpr int64_t kColumnsAtOnce = 128;   // times kTileDepth of K: 128 KiB of packed floats stay in cache
-
-// A right operand B [K, N] stored in a weight. The rows of B, or its columns if `transposed`, are `stride`
-// numbers apart.
-template <typename Scalar>
-struct RightSide {
-  const Scalar* from;
-  int64_t stride;
-  bool transposed;
-
-  // Packs B[k .. k + depth, n .. n + columns]. Prefetches `next` if B is transposed.
-  template <typename Tiles>
-  void pack(int64_t k, int64_t depth, int64_t n, int64_t columns, const NextRows& next,
-            typename Tiles::Packed* packed) const {
-    if (transposed) {
-      Tiles::pack_right_transposed(from + n * stride + k, stride, depth, columns, 0, columns, packed, next);
-    } else {
-      const Scalar* start = from + k * stride + n;
-      Tiles::pack_right_rows([&](int64_t i) { return start + i * stride; }, depth, columns, 0, columns,
-                             packed);
-    }
-  }
-  NextRows rows(int64_t k, int64_t depth, int64_t n, int64_t columns) const {
-    constexpr int64_t kBytes = sizeof(Scalar);
-    if (transposed) return {from + n * stride + k, depth * kBytes, stride * kBytes};
-    return {from + k * stride + n, columns * kBytes, stride * kBytes};
-  }
-};
+constexpr int64_t kColumnsAtOnce = 128;  // times kTileDepth of K: 128 KiB of packed floats stay in cache
 
 // Rows of an expert that a thread multiplies together.
 template <typename Tiles>
@@ -88,17 +61,8 @@ struct ColumnBuffers {
   template <typename Scalar>
   void multiply(int64_t rows, int64_t K, const RightSide<Scalar>& B, int64_t n, int64_t columns,
                 int64_t share, Real* to, int64_t ldc, const NextRows& after) const {
-    for (int64_t k = 0; k < K; k += kTileDepth) {
-      const int64_t depth = std::min(kTileDepth, K - k), following = k + depth;
-      const NextRows next =
-          following < K ? B.rows(following, std::min(kTileDepth, K - following), n, columns) : after;
-      // The product of few rows ends before it has prefetched all of `next`.
-      B.template pack<Tiles>(k, depth, n, columns, rows < kFewRowsPrefetch ? next : NextRows{},
-                             right.of(share));
-      Tiles::template multiply<Order::kRows>(left.of(share) + k / kTileDepth * left_block(), right.of(share),
-                                             rows, columns, depth, to, ldc, k > 0, next);
-    }
-    if (K == 0) clear_unless_added(rows, columns, to, ldc, false);
+    multiply_right_side<Tiles>({left.of(share), left_block(), rows, K}, B, n, columns, right.of(share), to,
+                               ldc, after);
   }
 };
 
