@@ -7,8 +7,7 @@
 namespace dtopp::ops {
 namespace {
 
-constexpr int64_t kLineBytes = 64;  // per cache line
-constexpr int kRowsAtOnce = 6;      // and a square of the weight fit into 32 registers
+constexpr int kRowsAtOnce = 6;  // and a square of the weight fit into 32 registers
 
 // The operands of as many columns of C as a vector has lanes. Columns from `columns` on lie outside the
 // weight.

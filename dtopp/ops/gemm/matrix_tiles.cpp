@@ -7,8 +7,6 @@
 namespace dtopp::ops {
 namespace {
 
-constexpr int64_t kLineBytes = 64;  // per cache line
-
 // Number of k between two prefetches of a line. Tiles with less arithmetic per k prefetch less often.
 template <typename Regs>
 constexpr int64_t kPrefetchStep = Regs::kBytes* Regs::kRows >= 64 * 14 ? 2 : 8;

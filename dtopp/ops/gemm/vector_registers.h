@@ -8,6 +8,8 @@
 
 namespace dtopp::ops {
 
+constexpr int64_t kLineBytes = 64;  // per cache line
+
 template <typename Real, typename Regs>
 struct Vectors {
   typedef Real Vector __attribute__((vector_size(Regs::kBytes)));
