@@ -1,7 +1,7 @@
 """Checks the folders of dtopp/ against dtopp/CMakeLists.txt, the one statement of what each may include.
 
 A file includes its own folder, what the folder DEPENDS on, and what those depend on. Also checked: every entry of
-DEPENDS is used and not implied by another, no circle, one definition per type name, and the length of files.
+DEPENDS is used and not implied by another, no circle, and one definition per type name.
 
 usage: check_includes.py           prints each problem and exits 1 if there is one
        check_includes.py --table   prints the table of CONTRIBUTING.md, which the check compares"""
@@ -11,8 +11,6 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MAX_LINES = 300
-MAX_FILES = 40
 BEGIN, END = "<!-- folders: scripts/check_includes.py --table -->\n", "<!-- end of folders -->"
 
 
@@ -69,8 +67,6 @@ def check_folders(folders):
                 yield f"dtopp/CMakeLists.txt: {folder}: DEPENDS {dependency} is implied by another entry"
             elif dependency not in used_reach and not any(".cu" in p.suffix or "_cuda" in p.name for p in sources(f"dtopp/{folder}")):
                 yield f"dtopp/CMakeLists.txt: {folder}: DEPENDS {dependency} is not used"
-        if len(sources(f"dtopp/{folder}")) > MAX_FILES:
-            yield f"dtopp/{folder}: {len(sources(f'dtopp/{folder}'))} files, more than {MAX_FILES}"
 
 
 def types_of(text):
@@ -83,8 +79,6 @@ def check_files():
     types = {}
     for path in sorted([*(p for kind in ("h", "cpp", "cu") for p in ROOT.glob(f"dtopp/**/*.{kind}")), *ROOT.glob("cli/*")]):
         name, text = path.relative_to(ROOT), path.read_text()
-        if text.count("\n") > MAX_LINES and "// Longer than" not in text:
-            yield f"{name}: {text.count(chr(10))} lines, more than {MAX_LINES}"
         for scope in re.findall(r"^namespace ([\w:]+) \{", text, re.M)[:1]:
             for type_name in types_of(text):
                 first = types.setdefault((scope, type_name), name)

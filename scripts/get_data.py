@@ -11,7 +11,7 @@ An interrupted download continues when the same command starts again. A machine 
 were carried to it: --from FOLDER copies them from there, with the same checks. Sources and digests are in
 data_sources.json beside this script. The variables DTOPP_DATA_GIT, DTOPP_DATA_HUB and DTOPP_DATA_FILES name mirrors.
 
-It is one file of more than 300 lines, because it also works when it is copied to another machine with data_sources.json.
+It is one file, because it also works when it is copied to another machine with data_sources.json.
 
 Exit status: 0 done; 2 unknown name or option; 3 a file is missing, damaged or not the recorded one, or the folder
 cannot be written; 75 the network failed or the command was interrupted: start the same command again.

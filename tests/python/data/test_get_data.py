@@ -1,7 +1,7 @@
 """scripts/get_data.py on a web server of this test: no real source is contacted.
 
 The sources are made-up rows in the form of the real ones. Where DTOPP_DATA holds the real task files, they are
-brought back into their authors' forms and converted again. One file of more than 300 lines: all tests share its server."""
+brought back into their authors' forms and converted again. All tests share its server."""
 
 import contextlib
 import csv
