@@ -100,7 +100,12 @@ function(dtopp_use_standard_header target)
 endfunction()
 
 function(dtopp_compile_fast target)
-  target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+  set(fast -O1)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+    # GCC 13 sets this at -O2, and rejects a precompiled header in whose settings it differs.
+    list(APPEND fast -munroll-only-small-loops)
+  endif()
+  target_compile_options(${target} PRIVATE "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:${fast}>")
 endfunction()
 
 # libdtopp_cuda.so: the sources named *_cuda.cpp and *_cuda.cu of all folders.
