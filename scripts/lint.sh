@@ -4,6 +4,7 @@
 # lint.sh tidy [FILE…]   runs clang-tidy
 set -euo pipefail
 cd "$(dirname "$0")/.."
+PATH=$PWD/.venv/bin:$PATH  # clang-format of tests/python/requirements.txt: each version formats otherwise
 mapfile -t sources < <(git ls-files --cached --others --exclude-standard -- '*.cpp' '*.h' '*.cu')
 case ${1:-check} in
   format) clang-format -i "${sources[@]}" ;;
