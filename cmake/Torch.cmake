@@ -2,11 +2,12 @@
 # TorchConfig.cmake requires one). DTOPP_SITE_PACKAGES names the folder that holds torch/ and nvidia/.
 if(DTOPP_WHEEL)
   # The torch of the Python that builds the wheel.
-  execute_process(COMMAND "${CMAKE_COMMAND}" -E env "PYTHONPATH=${CMAKE_SOURCE_DIR}/python" "${Python_EXECUTABLE}" -B -c
-      "from dtopp.program import find_torch; print(find_torch().parent)"
-    OUTPUT_VARIABLE DTOPP_SITE_PACKAGES OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_VARIABLE _refusal RESULT_VARIABLE _status)
+  execute_process(COMMAND "${Python_EXECUTABLE}" -c
+      "import importlib.util, pathlib; print(pathlib.Path(importlib.util.find_spec('torch').origin).parents[1])"
+    OUTPUT_VARIABLE DTOPP_SITE_PACKAGES OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE _status)
   if(_status)
-    message(FATAL_ERROR "${_refusal}and build with pip's --no-build-isolation")
+    message(FATAL_ERROR "${Python_EXECUTABLE} has no torch, for which the wheel would be built: install torch, and build "
+      "with pip's --no-build-isolation")
   endif()
 elseif(NOT DTOPP_SITE_PACKAGES)
   file(GLOB _site_packages "${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages")
@@ -16,6 +17,14 @@ set(_torch "${DTOPP_SITE_PACKAGES}/torch")
 if(NOT EXISTS "${_torch}/include/ATen/ATen.h")
   message(FATAL_ERROR "libtorch is not there: '${_torch}'. Run `make build`, or pass -DDTOPP_SITE_PACKAGES=…")
 endif()
+
+# The operators fit one minor version of torch: its C++ interface changes with each. The Python package reads it
+# from a file beside libdtopp_ops.so.
+file(STRINGS "${_torch}/version.py" _version REGEX "^__version__ = ")
+string(REGEX MATCH "[0-9]+\\.[0-9]+" DTOPP_TORCH_MINOR "${_version}")
+set(DTOPP_TORCH_FILE "${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/libdtopp_ops.torch")
+file(WRITE "${DTOPP_TORCH_FILE}" "${DTOPP_TORCH_MINOR}\n")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${_torch}/version.py")
 
 add_library(torch::cpu INTERFACE IMPORTED)
 target_include_directories(torch::cpu SYSTEM INTERFACE

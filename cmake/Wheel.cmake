@@ -22,6 +22,7 @@ function(dtopp_install_wheel)
 
   install(TARGETS dtopp RUNTIME DESTINATION bin)
   install(TARGETS dtopp_ops LIBRARY DESTINATION lib)
+  install(FILES "${DTOPP_TORCH_FILE}" DESTINATION lib)
   if(DTOPP_CUDA)
     install(TARGETS dtopp_cuda LIBRARY DESTINATION lib)
   endif()

@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/aarch64 root=$PWD/build/aarch64/root site=$PWD/build/aarch64/site-packages
-torch=$(sed -n 's/^torch_version=//p' scripts/setup.sh)
+torch=$(cat .venv/.dtopp-torch)
 mapfile -t libraries < <(sed -n '/^packages=(/,/)$/p' scripts/setup.sh | grep -oE '[a-z0-9.-]+-dev')
 libraries+=(libstdc++-12-dev libgtest-dev libgmock-dev librapidcheck-dev)
 
@@ -16,7 +16,7 @@ mkdir -p "$build"
   --include="$(IFS=,; echo "${libraries[*]}")" bookworm "$root"
 [ -d "$site" ] || .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --only-binary=:all: \
   --platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 --platform manylinux_2_25_aarch64 --target "$site" \
-  "torch==$torch" 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cupti==13.0.*'
+  $(sed -n 's/^\([a-z][^ ]*==[^ ]*\).*/\1/p' "scripts/requirements-torch-$torch.txt")
 
 export PKG_CONFIG_LIBDIR=$root/usr/lib/aarch64-linux-gnu/pkgconfig:$root/usr/share/pkgconfig PKG_CONFIG_SYSROOT_DIR=$root
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \

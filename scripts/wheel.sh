@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # wheel.sh [FOLDER]
 # Builds two wheels into FOLDER (default dist) and prints their paths: the PyTorch layer alone for every
-# platform, and the program with the compiled operators. CUDA=1 includes libdtopp_cuda.so. The same sources and
-# tools give the same bytes in every folder. PYTHON names a Python, other than .venv's, with torch and the
-# packages of scripts/requirements-wheel.txt.
+# platform and torch, and the program with the compiled operators for the torch of this Python, which its name
+# states. CUDA=1 includes libdtopp_cuda.so. The same sources and tools give the same bytes in every folder.
+# PYTHON names a Python, other than .venv's, with torch and the packages of scripts/requirements-wheel.txt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(realpath -s "${PYTHON:-.venv/bin/python}")
@@ -22,10 +22,11 @@ build() {  # FOLDER [option...]
   "$python" -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir "$@" . \
     >build/wheel.log 2>&1 || { tail -n 40 build/wheel.log >&2; exit 1; }
 }
-rm -f "$folder"/dtopp-*.whl
+torch=$("$python" -c 'import importlib.metadata as m; print("torch" + ".".join(m.version("torch").split(".")[:2]))')
+rm -f "$folder"/dtopp-*-any.whl "$folder"/dtopp-*+"$torch"-*.whl  # a wheel for another torch stays
 DTOPP_PURE_WHEEL=1 build "$folder"
 build $raw --config-settings cmake.define.DTOPP_CUDA=$cuda
 # Excludes libraries that are neither Debian's nor dtopp's: torch supplies them.
 "$python" -m auditwheel repair --wheel-dir "$folder" --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libgomp*' \
   --exclude 'libcudart*' $raw/*.whl >>build/wheel.log 2>&1 || { tail -n 20 build/wheel.log >&2; exit 1; }
-ls "$folder"/dtopp-*.whl
+ls "$folder"/dtopp-*-any.whl "$folder"/dtopp-*+"$torch"-*.whl

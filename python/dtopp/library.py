@@ -6,7 +6,7 @@ import pathlib
 
 import torch
 
-from dtopp.torch_version import BUILT_FOR, fits
+from dtopp.torch_version import built_for, fits, version_file
 
 _logger = logging.getLogger("dtopp")
 _PACKAGE = pathlib.Path(__file__).resolve().parent
@@ -28,11 +28,11 @@ def find() -> pathlib.Path | None:
             raise ImportError(f"DTOPP_OPS={named} is not a file; set it to libdtopp_ops.so, or to nothing for "
                               "the plain form")
         return pathlib.Path(named).resolve() if named else None
-    found = next((place for place in _PLACES if place.is_file()), None)
+    found = next((place for place in _PLACES if place.is_file() and version_file(place).is_file()), None)
     if found is None:
         _log("compiled operators not found")
-    elif not fits(torch.__version__):
-        _log(f"compiled operators are for torch {BUILT_FOR}, this is {torch.__version__}")
+    elif not fits(found, torch.__version__):
+        _log(f"compiled operators are for torch {built_for(found)}, this is {torch.__version__}")
         return None
     return found
 

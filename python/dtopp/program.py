@@ -10,9 +10,11 @@ import pathlib
 import sys
 from typing import NoReturn
 
-from dtopp.torch_version import BUILT_FOR, fits
+from dtopp.torch_version import built_for, fits
 
-PROGRAM = pathlib.Path(__file__).resolve().parent / "bin/dtopp"
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+PROGRAM = _PACKAGE / "bin/dtopp"
+OPERATORS = _PACKAGE / "lib/libdtopp_ops.so"
 
 
 def find_torch() -> pathlib.Path:
@@ -20,13 +22,13 @@ def find_torch() -> pathlib.Path:
     not fit."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        _refuse(f"needs torch {BUILT_FOR}, and {sys.executable} has none")
+        _refuse(f"needs torch {built_for(OPERATORS)}, and {sys.executable} has none")
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         version = "one of unknown version"
-    if not fits(version):
-        _refuse(f"is built for torch {BUILT_FOR}, and {sys.executable} has {version}")
+    if not fits(OPERATORS, version):
+        _refuse(f"is built for torch {built_for(OPERATORS)}, and {sys.executable} has {version}")
     return pathlib.Path(spec.origin).parent
 
 
@@ -49,5 +51,5 @@ def main() -> NoReturn:
 
 
 def _refuse(reason: str) -> NoReturn:
-    print(f"dtopp: {reason}: run {sys.executable} -m pip install 'torch=={BUILT_FOR}.*'", file=sys.stderr)
+    print(f"dtopp: {reason}: run {sys.executable} -m pip install 'torch=={built_for(OPERATORS)}.*'", file=sys.stderr)
     sys.exit(2)

@@ -14,7 +14,7 @@ import zipfile
 import pytest
 from refusal import assert_refused
 from tiny_run import ROOT
-from wheel_versions import MINOR, TORCH, VERSION, command
+from wheel_versions import MINOR, PROGRAM_VERSION, TORCH, VERSION, command
 
 
 def pieces(folder, torch_version):
@@ -24,6 +24,8 @@ def pieces(folder, torch_version):
     program = folder / "dtopp/bin/dtopp"
     program.write_text('#!/bin/sh\necho "$0" "$@" "$LD_LIBRARY_PATH"\nexit 6\n')
     program.chmod(0o755)
+    (folder / "dtopp/lib").mkdir()
+    (folder / "dtopp/lib/libdtopp_ops.torch").write_text(f"{MINOR}\n")
     fake_torch(folder, torch_version)
     return folder
 
@@ -92,12 +94,12 @@ def test_unpack_copies_once(tmp_path):
 
 
 def test_versions_agree():
-    project = (ROOT / "pyproject.toml").read_text()
-    assert f'metadata.dependencies.result = ["torch=={MINOR}.*"]' in project
     assert re.search(rf"^version: {re.escape(VERSION)}$", (ROOT / "CITATION.cff").read_text(), re.M)
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
     assert newest == VERSION
-    assert re.findall(r"torch==(\S+)", (ROOT / "packaging/Dockerfile").read_text()) == [TORCH]
+    default = re.search(r"torch_version=.*echo (\S+)\)", (ROOT / "scripts/setup.sh").read_text())[1]
+    assert re.findall(r"TORCH=(\S+)", (ROOT / "packaging/Dockerfile").read_text()) == [default]
+    assert (ROOT / f"scripts/requirements-torch-{default}.txt").exists()
 
 
 def configure(folder, python):
@@ -119,7 +121,17 @@ def test_program_is_linked_with_archives_and_finds_torch_beside_it(tmp_path):
 def test_no_wheel_is_built_without_torch(tmp_path):
     refused = configure(tmp_path, pathlib.Path(sys.base_prefix, "bin/python3"))
     assert refused.returncode != 0
-    assert f"torch {MINOR}" in refused.stderr and "--no-build-isolation" in refused.stderr
+    assert "no torch" in refused.stderr and "--no-build-isolation" in refused.stderr
+
+
+def test_metadata_of_the_program_state_its_torch(tmp_path):
+    code = ("import sys; from scikit_build_core.build import prepare_metadata_for_build_wheel as prepare; "
+            "print(prepare(sys.argv[1]))")
+    done = command(sys.executable, "-c", code, tmp_path, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    metadata = email.message_from_string((tmp_path / f"dtopp-{PROGRAM_VERSION}.dist-info/METADATA").read_text())
+    assert metadata["Version"] == PROGRAM_VERSION
+    assert [name for name in metadata.get_all("Requires-Dist") if name.startswith("torch")] == [f"torch=={MINOR}.*"]
 
 
 def test_wheel_of_the_layer_holds_python_alone(tmp_path):

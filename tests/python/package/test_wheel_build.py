@@ -16,7 +16,7 @@ import zipfile
 import pytest
 from refusal import assert_refused
 from tiny_run import ROOT, metrics
-from wheel_versions import MINOR, VERSION, command
+from wheel_versions import MINOR, PROGRAM_VERSION, VERSION, command
 
 SITE = pathlib.Path(sysconfig.get_path("purelib"))
 PROGRAM, OPERATORS = "dtopp/bin/dtopp", "dtopp/lib/libdtopp_ops.so"
@@ -86,9 +86,9 @@ def test_holds_program_operators_package_and_what_they_read(wheel, files):
         assert {f"dtopp/files/{name}" for name in tracked if "/lab-" not in name} <= names  # 9 MB of text
     assert {f"dtopp/{path.name}" for path in (ROOT / "python/dtopp").glob("*.py")} <= names
     assert not [name for name in names if "__pycache__" in name or name.startswith(("dtopp/dtopp", "tests"))]
-    text = (files / f"dtopp-{VERSION}.dist-info/METADATA").read_text()
+    text = (files / f"dtopp-{PROGRAM_VERSION}.dist-info/METADATA").read_text()
     assert f"torch=={MINOR}.*" in email.message_from_string(text).get_all("Requires-Dist")
-    minor = re.fullmatch(rf"dtopp-{re.escape(VERSION)}-py3-none-manylinux_2_(\d+)_x86_64\.whl", wheel.name)
+    minor = re.fullmatch(rf"dtopp-{re.escape(PROGRAM_VERSION)}-py3-none-manylinux_2_(\d+)_x86_64\.whl", wheel.name)
     assert int(minor[1]) <= 35
     assert wheel.stat().st_size < 20e6
 
@@ -126,7 +126,7 @@ def test_python_takes_the_operators_of_the_wheel(environment, tmp_path):
 
 
 def test_pip_prefers_the_wheel_with_the_program(wheel, environment):
-    """Pip takes the wheel with the narrower tag when two have the same version."""
+    """Pip takes the wheel whose version states a torch: it is the greater one."""
     report = succeed(sys.executable, "-m", "pip", "--python", environment / "python", "install", "--quiet", "--dry-run",
                      "--no-index", "--no-deps", "--force-reinstall", "--find-links", wheel.parent, "--report", "-", "dtopp")
     assert json.loads(report)["install"][0]["download_info"]["url"] == wheel.as_uri()
