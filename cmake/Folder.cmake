@@ -102,8 +102,8 @@ endfunction()
 function(dtopp_compile_fast target)
   set(fast -O1)
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
-    # GCC 13 sets this at -O2, and rejects a precompiled header in whose settings it differs.
-    list(APPEND fast -munroll-only-small-loops)
+    # GCC sets these from -O2 on. GCC 13 and newer reject a precompiled header that was compiled with other settings.
+    list(APPEND fast -munroll-only-small-loops -mvzeroupper)
   endif()
   target_compile_options(${target} PRIVATE "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:${fast}>")
 endfunction()

@@ -55,7 +55,7 @@ std::string describe(const ConfigNode& node) {
 
 template <class T>
 T parse_number(const ConfigNode& node, const std::string& key, const std::string& expected) {
-  const std::string& text = detail::plain_text(node, key, expected);
+  const std::string text = detail::plain_text(node, key, expected);
   const char* begin = text.data();
   const char* end = begin + text.size();
   if (text.size() > 1 && text[0] == '+' && text[1] != '-') ++begin;
@@ -152,13 +152,13 @@ void throw_unknown_key(const ConfigNode& value, const std::string& key,
                    suggest(key, known, "known keys:", siblings));
 }
 
-const std::string& plain_text(const ConfigNode& node, const std::string& key, const std::string& expected) {
+std::string plain_text(const ConfigNode& node, const std::string& key, const std::string& expected) {
   if (node.kind != Kind::kScalar || node.quoted || is_null(node)) throw_wrong_type(node, key, expected);
   return node.text;
 }
 
 void read_value(const ConfigNode& node, const std::string& key, bool& value) {
-  const std::string& text = plain_text(node, key, "true or false");
+  const std::string text = plain_text(node, key, "true or false");
   if (text != "true" && text != "false") throw_wrong_type(node, key, "true or false");
   value = text == "true";
 }

@@ -53,7 +53,7 @@ std::string join_key(const std::string& section, std::string_view name);
                                     const std::vector<std::string>& known);
 
 // The text of an unquoted scalar. Throws the error for a wrong type if the node is anything else.
-const std::string& plain_text(const ConfigNode& node, const std::string& key, const std::string& expected);
+std::string plain_text(const ConfigNode& node, const std::string& key, const std::string& expected);
 
 void read_value(const ConfigNode& node, const std::string& key, bool& value);
 void read_value(const ConfigNode& node, const std::string& key, int64_t& value);

@@ -132,7 +132,7 @@ RunConfig load(const std::filesystem::path& path, const std::vector<std::string>
 
 void read_value(const ConfigNode& node, const std::string& key, ExpertParallel& value) {
   const char* expected = "an integer or auto";
-  const std::string& text = detail::plain_text(node, key, expected);
+  const std::string text = detail::plain_text(node, key, expected);
   value.ranks.reset();
   if (text == "auto") return;
   const char* end = text.data() + text.size();
