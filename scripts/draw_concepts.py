@@ -100,7 +100,7 @@ def draw_control():
     drawing.add("path", d="M593,70 V44 H80 V62", fill="none", stroke=INK)
     drawing.add("path", d="M80,70 l-4,-8 h8 z", fill=INK)
     drawing.bold(336, 16, "too few experts: raise p; too many: lower p", 14, anchor="middle")
-    drawing.text(336, 36, "after each optimiser step", 12, anchor="middle")
+    drawing.text(336, 36, "after each optimizer step", 12, anchor="middle")
     drawing.text(8, 182, "pi:  p ← p₀ + K_p e + K_i Σe", 13, BLUE)
     drawing.text(665, 182, "solve:  the p at which the step's tokens meet T", 13, BLUE, "end")
     drawing.save("control.svg")
@@ -233,35 +233,40 @@ def draw_routers():
 
 def draw_budgets():
     """Draws loss over active experts: one DTop-p checkpoint at eight budgets, and models trained at three."""
-    drawing = Drawing(680, 300)
-    left, right, top, bottom, low, high = 60, 520, 50, 262, 4.84, 5.06
-    budgets = (1, 2, 4, 8, 16)
+    drawing = Drawing(680, 330)
+    left, right, top, bottom, low, high = 60, 660, 84, 270, 4.84, 5.06
 
     def at(experts, loss):
         return left + (right - left) * math.log2(experts) / 4, bottom - (bottom - top) * (loss - low) / (high - low)
 
-    drawing.bold(0, 18, "Held-out loss over active experts per token")
-    for experts in budgets:
-        drawing.text(at(experts, low)[0], bottom + 20, f"{experts}", 12, anchor="middle")
+    def dot(x, y, color, fill, label):
+        drawing.add("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=5, fill=fill, stroke=color, stroke_width=2)
+        drawing.text(x + 11, y + 4.5, label, 13, color)
+
+    sweep = []
+    for i in range(8):
+        experts, loss = (statistics.mean(losses_of("sweep", f"sweep/sweep/{i}/{name}")["dtop-p",].values()) for name in ("active_experts", "nll"))
+        sweep.append((experts, loss))
+    drawing.bold(0, 18, "One checkpoint serves 1 to 16 experts per token", 15)
+    drawing.text(0, 40, "Held-out loss, nats per token; 32 experts, 4.2 million tokens of novels, mean of 4 seeds", 12)
     for loss in (4.85, 4.9, 4.95, 5.0, 5.05):
         y = at(1, loss)[1]
         drawing.line(left, y, right, y, stroke_opacity=FAINT)
         drawing.text(left - 8, y + 4, f"{loss:.2f}", 12, anchor="end")
-    sweep = []
-    for i in range(8):
-        experts, loss = (statistics.mean(losses_of("sweep", f"sweep/sweep/{i}/{name}")["dtop-p",].values()) for name in ("active_experts", "nll"))
-        sweep.append(at(experts, loss))
-    drawing.curve(sweep, BLUE)
+    for experts in (1, 2, 4, 8, 16):
+        drawing.text(at(experts, low)[0], bottom + 20, f"{experts}", 12, anchor="middle")
+    drawing.text((left + right) / 2, bottom + 42, "active experts per token, mean", 12, anchor="middle")
+    points = [at(experts, loss) for experts, loss in sweep]
+    drawing.add("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), fill="none", stroke=BLUE, stroke_width=2.5)
+    for x, y in points:
+        dot(x, y, BLUE, BLUE, "")
     trained = losses_of("budgets")
     for name, color in (("dtop-p", BLUE), ("top-k", ORANGE)):
         for budget in (2, 4, 8):
-            x, y = at(budget, statistics.mean(trained[name, budget].values()))
-            drawing.add("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=5, fill="none", stroke=color, stroke_width=2)
-    drawing.text(right + 12, sweep[-1][1] + 4, "one DTop-p", 13, BLUE)
-    drawing.text(right + 12, sweep[-1][1] + 20, "checkpoint (T = 4)", 13, BLUE)
-    drawing.text(right + 12, 80, "circles: trained there", 12)
-    drawing.text(right + 12, 98, "DTop-p", 13, BLUE)
-    drawing.text(right + 12, 116, "Top-k", 13, ORANGE)
+            dot(*at(budget, statistics.mean(trained[name, budget].values())), color, "none", "")
+    dot(290, top + 16, BLUE, BLUE, "one DTop-p checkpoint, trained at 4, used at 1 to 16")
+    dot(290, top + 38, BLUE, "none", "three DTop-p models, trained at 2, 4 and 8")
+    dot(290, top + 60, ORANGE, "none", "three Top-k models, trained at 2, 4 and 8")
     drawing.save("budgets.svg")
 
 
