@@ -5,7 +5,7 @@ JOBS   ?= $(shell nproc)
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 TOKENIZER := assets/tokenizer/english-8k.tokenizer.json
 
-.PHONY: help quickstart quickstart-images check test fuzz test-gpu gpu-report nightly build wheel release lab-data speedrun bench docs pictures format tidy clean
+.PHONY: help quickstart quickstart-images check test fuzz test-gpu gpu-report nightly build wheel release tag lab-data speedrun bench docs pictures format tidy clean
 
 help:  ## print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,12 +13,12 @@ help:  ## print this list
 quickstart:  ## install missing packages, build, prepare the sample text, train a small DTop-p model
 	@scripts/quickstart.sh $(BUILD)/bin/dtopp
 
-quickstart-images:  ## the same for pictures: draw digits, train a small DTop-p diffusion transformer, sample from it
+quickstart-images:  ## draw pictures of digits, train a small DTop-p diffusion transformer, sample from it
 	@scripts/setup.sh images
 	@$(MAKE) --no-print-directory .build-dtopp
 	@scripts/quickstart_images.sh $(BUILD)/bin/dtopp
 
-check:  ## what to run after every change: format, includes, language, fast tests (three minutes after a build)
+check:  ## check format, includes and language, run the fast tests: after every change (three minutes after a build)
 	@scripts/setup.sh test
 	@scripts/test.sh check $(JOBS)
 
@@ -31,10 +31,10 @@ fuzz:  ## fuzz every parser of untrusted bytes, for one minute in all (tests/fuz
 	@python3 scripts/fuzz.py build
 	@python3 scripts/fuzz.py run
 
-test-gpu:  ## on a machine with a CUDA device: build the operators with its torch, run the tests on it
+test-gpu:  ## build the operators with the torch of a machine with a CUDA device, run the tests on that device
 	@$(PYTHON) scripts/gpu.py test
 
-gpu-report:  ## the same, after measuring it; writes a page within 10 minutes (SECONDS=600; DEVICE=cpu: a trial without a device)
+gpu-report:  ## measure and test a CUDA device and write a page within 10 minutes (SECONDS=600; DEVICE=cpu: try it without one)
 	@$(PYTHON) scripts/gpu.py report --device $(or $(DEVICE),cuda) --seconds $(or $(SECONDS),600)
 
 build:  ## install missing packages, build the program (PRESET=release|debug|sanitize; CUDA=1: also for CUDA devices)
@@ -55,6 +55,9 @@ release:  ## build wheels, sdist, checksums and notes in dist/ from the committe
 	@$(if $(filter 1,$(CUDA)),scripts/setup.sh cuda)
 	@scripts/setup.sh wheel
 	@CUDA=$(CUDA) scripts/release.sh
+
+tag:  ## check that a version is ready, create its tag and print what is left to do (VERSION=0.3.0)
+	@scripts/tag.sh "$(VERSION)"
 
 nightly:  ## run every case of the suite, kernels under sanitizers, clang-tidy, a check of one definition per type
 	@scripts/setup.sh test

@@ -92,7 +92,10 @@ tier_nightly() {
   cmake --build build/odr -j "$jobs" --target dtopp
 }
 
-rm -rf "$times"
+tested=build/tested-$tier  # the commit that passed, for scripts/tag.sh
+rm -rf "$times" "$tested"
 mkdir -p "$times"
+commit=$(git rev-parse HEAD 2>/dev/null || true)
 "tier_$tier"
 python3 scripts/test_times.py "$times"
+if [ -z "$(git status --porcelain 2>&1)" ]; then echo "$commit" >"$tested"; fi
