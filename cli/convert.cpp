@@ -71,10 +71,11 @@ void add_to_hf(CLI::App& convert) {
       ->transform(choice<convert::HuggingFaceClass>())
       ->default_str("dtopp");
   verb->add_option("--max-experts", options->how.max_experts,
-                   "most experts per token in the converted model; tokens with more keep their likeliest")
+                   "upper limit of experts per token in the converted model; tokens with more keep their "
+                   "likeliest ones")
       ->check(CLI::PositiveNumber);
   verb->add_option("--text", options->text,
-                   "text file or token folder on which to count the tokens with more experts");
+                   "text file or token folder on which to count the tokens that --max-experts changes");
   verb->add_option("--tokenizer", options->inference.tokenizer,
                    "tokenizer.json file for --text, for a checkpoint without one")
       ->needs("--text");
@@ -84,7 +85,7 @@ void add_to_hf(CLI::App& convert) {
 void add_from_hf(CLI::App& convert) {
   auto options = std::make_shared<ConvertOptions>();
   CLI::App* verb = convert.add_subcommand("from-hf",
-                                          "Convert a folder of an OLMoE, Mixtral, Qwen2-MoE or Qwen3-MoE "
+                                          "Convert the folder of an OLMoE, Mixtral, Qwen2-MoE or Qwen3-MoE "
                                           "model, or of convert to-hf, to a checkpoint");
   verb->add_option("folder", options->folder, "folder with config.json and model.safetensors")->required();
   verb->add_option("checkpoint", options->from.checkpoint, "new checkpoint to write")->required();

@@ -22,11 +22,11 @@ namespace {
 
 // Colors the text by the share of active experts, from blue (few) over green to red (all), with 256 terminal
 // colors.
-std::string coloured(const std::string& text, double share) {
-  constexpr int kColours[] = {27, 33, 39, 44, 42, 40, 112, 148, 184, 214, 208, 202, 196};
+std::string colored(const std::string& text, double share) {
+  constexpr int kColors[] = {27, 33, 39, 44, 42, 40, 112, 148, 184, 214, 208, 202, 196};
   constexpr double kSteps = 13;
   const int step = std::min(12, static_cast<int>(share * kSteps));
-  return "\x1b[38;5;" + std::to_string(kColours[step]) + "m" + text + "\x1b[0m";
+  return "\x1b[38;5;" + std::to_string(kColors[step]) + "m" + text + "\x1b[0m";
 }
 
 std::vector<std::string> prompts_of(const GenerateOptions& options) {
@@ -89,7 +89,7 @@ std::string Writer::add(const inference::GeneratedToken& token) {
   sum_ += token.active_experts;
   count_ += 1;
   if (!show_experts_ || text.empty()) return text;
-  if (isatty(STDOUT_FILENO) != 0) return coloured(text, token.active_experts / num_experts_);
+  if (isatty(STDOUT_FILENO) != 0) return colored(text, token.active_experts / num_experts_);
   return text + format("[%.1f]", token.active_experts);
 }
 
@@ -114,13 +114,13 @@ void add_generate(CLI::App& app) {
   add_inference_options(*verb, options->inference);
   verb->add_option("--prompt", options->prompt, "the text to continue");
   verb->add_option("--prompts", options->prompts_file,
-                   "file with one prompt per line, computed as one batch");
+                   "file with one prompt per line; all are computed as one batch");
   verb->add_option("--max-tokens", options->max_tokens,
-                   "maximum of new tokens per prompt, also limited by the model's sequence length")
+                   "maximum number of new tokens per prompt; the model's sequence length limits them too")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb->add_option("--temperature", options->sampling.temperature,
-                   "sampling temperature; 0: always the most likely token")
+                   "sampling temperature; 0: always take the most likely token")
       ->capture_default_str()
       ->check(finite_number())
       ->check(CLI::NonNegativeNumber);

@@ -22,8 +22,8 @@ namespace dtopp::cli {
 namespace {
 
 constexpr const char* kCommands =
-    "/target N: use N experts per token; /experts: show them, or not; /temperature X; /again: the last piece "
-    "anew; /reset: begin an empty text; /quit";
+    "/target N: use N experts per token; /experts: show or hide them; /temperature X; /again: write the last "
+    "piece again; /reset: start an empty text; /quit: exit";
 
 // The lines of standard input. A signal ends the wait for a line.
 class InputLines {

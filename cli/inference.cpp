@@ -40,7 +40,7 @@ void add_inference_options(CLI::App& verb, InferenceOptions& options) {
 void add_precision_option(CLI::App& verb, InferenceOptions& options) {
   verb.add_option("--precision", options.precision,
                   "number format of the weights and products: fp32, bf16 (half the memory), or auto: bf16 if "
-                  "the device multiplies it")
+                  "the device has instructions for it")
       ->transform(choice<config::Precision>())
       ->default_str("fp32");
 }

@@ -162,8 +162,8 @@ void add_sample(CLI::App& app) {
       ->check(CLI::PositiveNumber);
   verb->add_flag("--raw", options->raw, "use the raw parameters instead of their moving average (EMA)");
   verb->add_option("--target-experts", options->inference.target_experts,
-                   "mean number of active experts per token, for which p is solved; default: the target of "
-                   "training; with --raw: the checkpoint's p")
+                   "mean number of active experts per token, for which p is solved (default: the target of "
+                   "training; with --raw, the checkpoint's p)")
       ->check(finite_number())
       ->check(CLI::PositiveNumber);
   verb->add_option("--output", options->output,

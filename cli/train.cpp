@@ -98,14 +98,14 @@ void add_train(CLI::App& app) {
   CLI::Option* processes = add_processes_option(*verb, options->processes);
   verb->add_option(
           "--restarts", options->restarts,
-          "start the ranks of --processes again from the newest checkpoint after a lost rank, at most "
-          "this many times")
+          "after a lost rank, start the ranks of --processes again from the newest checkpoint, at most this "
+          "many times")
       ->check(CLI::NonNegativeNumber)
       ->needs(processes);
   verb->add_option(
           "--profile", options->profile,
-          "train this many steps on a CPU and end; write where the time of all but the first goes to "
-          "profile.txt and trace.json of the run")
+          "train this many steps on a CPU, then exit; profile.txt and trace.json of the run show where the "
+          "time of all steps but the first went")
       ->check(CLI::Range(2, 1000));
   verb->callback([options] { train(*options); });
 }

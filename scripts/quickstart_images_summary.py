@@ -24,7 +24,7 @@ grid = sorted((run / "samples").glob("step-*.png"))[-1]
 print(f"""
 Results of this run after {last['step'] * batch:,} drawn pictures of digits:
   validation loss     {validation[0]['val/loss']:.3f} before training, {last['val/loss']:.3f} after {last['step']} steps
-  digits recognised   {judged['samples']} drawn by the model, by a nearest-neighbour probe
+  digits recognized   {judged['samples']} drawn by the model, by a nearest-neighbor probe
                       (held-out pictures: {judged['held-out pictures']}, noise: {judged['noise']})
   active experts      {mean:.3f} per token over the second half of training, target {target} \
 (threshold p = {steps[-1]['moe/threshold']:.3f})
