@@ -84,9 +84,8 @@ bench:  ## run the benchmarks that compare with other software, one JSON line pe
 	@$(MAKE) --no-print-directory .build-dtopp
 	@scripts/bench.sh
 
-docs:  ## install missing packages, build, build the site of docs/ in build/site
+docs:  ## install missing packages, build the site of docs/ in build/site
 	@scripts/setup.sh docs
-	@$(MAKE) --no-print-directory .build-dtopp
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs --quiet build && echo build/site/index.html
 
 pictures:  ## draw the SVG pictures of the documentation from benchmarks/results

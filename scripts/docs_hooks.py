@@ -1,14 +1,12 @@
-"""mkdocs hooks: generated pages, and links to files that are not on the site."""
+"""mkdocs hooks: the page of the Python package, pages from outside docs/, and links to files that are not on the site."""
 
 import os
 import pathlib
 import re
-import subprocess
 
 from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROGRAM = ROOT / "build/release/bin/dtopp"
 PYTHON = """\
 # The Python package, name by name
 
@@ -30,33 +28,7 @@ PYTHON = """\
 """
 
 
-def help_of(*verb):
-    return subprocess.run([PROGRAM, *verb, "--help"], check=True, capture_output=True, text=True).stdout
-
-
-def verbs_of(text):
-    """The subcommands listed in a help text."""
-    listed = re.search(r"^Subcommands:\n((?:  .*\n?)+)", text, re.M)
-    return re.findall(r"^  ([a-z-]+)", listed[1], re.M) if listed else []
-
-
-def commands_page():
-    """The page with every command's --help."""
-    parts = ["# Commands\n"]
-
-    def add(*verb):
-        text = help_of(*verb)
-        text = text.replace(str(PROGRAM), "dtopp").rstrip()
-        parts.append(f"{'#' * (1 + max(len(verb), 1))} dtopp {' '.join(verb)}\n\n```\n{text}\n```\n")
-        for name in verbs_of(text):
-            add(*verb, name)
-
-    add()
-    return "\n".join(parts)
-
-
 def on_files(files, config):
-    files.append(File.generated(config, "commands.md", content=commands_page()))
     files.append(File.generated(config, "python-reference.md", content=PYTHON))
     for page in ROOT.glob("benchmarks/**/*.md"):
         files.append(File.generated(config, str(page.relative_to(ROOT)), content=page.read_text()))
