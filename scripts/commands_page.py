@@ -28,8 +28,12 @@ def entries(text, section):
     for line, following in zip(lines, [*lines[1:], ""]):
         if line.startswith(" " * INDENT):
             found[-1][1] += " " + line.strip()
-        elif "  " not in line.strip() and following.startswith(" " * INDENT):  # a name that is too long for its column
-            found.append([line.strip(), ""])
+            continue
+        entry = re.sub(r"(?<! in) \[([^]]*)\] (?: (?=\S))?", r"=\1 ", line).strip()  # CLI11 2.4 prints a default as [8]
+        if "  " in entry:
+            found.append(re.split(r" {2,}", entry, maxsplit=1))
+        elif following.startswith(" " * INDENT):  # a name that is too long for its column
+            found.append([entry, ""])
         else:
             found.append([line[:INDENT].strip(), line[INDENT:]])
     return [(*name.partition(" ")[::2], description.strip()) for name, description in found if not name.startswith("-h,")]

@@ -154,6 +154,26 @@ def test_the_page_of_commands_is_the_programs_help(dtopp_binary):
     assert commands_page.PAGE.read_text() == commands_page.page(dtopp_binary), "run scripts/commands_page.py"
 
 
+def test_the_page_of_commands_reads_the_help_of_other_versions_of_cli11():
+    version_2_3 = """\
+Options:
+  -h,--help                   Print this help message and exit
+  --processes INT:INT in [1 - 4096]=3 Excludes: --sweep
+                              number of ranks
+  --batch-size INT:POSITIVE=8 sequences
+  --seed UINT=0               seed of the sampling
+  --restarts INT Needs: --processes
+                              at most
+                              this many
+  --json                      print
+"""
+    version_2_4 = version_2_3.replace("4096]=3", "4096] [3] ").replace("=8 s", " [8] \n" + " " * 30 + "s").replace("=0  ", " [0]")
+    expected = [("--processes", "INT:INT in [1 - 4096]=3 Excludes: --sweep", "number of ranks"),
+                ("--batch-size", "INT:POSITIVE=8", "sequences"), ("--seed", "UINT=0", "seed of the sampling"),
+                ("--restarts", "INT Needs: --processes", "at most this many"), ("--json", "", "print")]
+    assert commands_page.entries(version_2_3, "Options") == commands_page.entries(version_2_4, "Options") == expected
+
+
 def test_the_page_of_commands_has_every_option_once(dtopp_binary):
     parts = re.split(r"^##+ dtopp ?(.*)\n", commands_page.PAGE.read_text(), flags=re.M)[1:]
     assert len(parts) > 2 * 15
