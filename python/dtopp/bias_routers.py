@@ -63,7 +63,7 @@ class TopKBiasZero(Router):
 
     def update(self, counts: StepCounts) -> None:
         load_E = counts.tokens_per_expert_E.double() / counts.tokens.clamp(min=1)
-        self.bias_E.add_(self.rate * (self.target_experts / len(self.bias_E) - load_E))
+        self.move(counts, bias_E=self.bias_E + self.rate * (self.target_experts / len(self.bias_E) - load_E))
 
     def metrics(self) -> dict[str, Tensor]:
         return {"bias_spread": self.bias_E.max() - self.bias_E.min()}

@@ -69,6 +69,12 @@ class Router(nn.Module):
     def update(self, counts: StepCounts) -> None:
         pass
 
+    def move(self, counts: StepCounts, **state: Tensor) -> None:
+        """For update(): gives the state these values by name. A step without tokens changes nothing."""
+        for name, value in state.items():
+            own = getattr(self, name)
+            own.copy_(torch.where(counts.tokens > 0, value, own))
+
     def load_balance_weight(self) -> Tensor | None:
         """A weight of the load-balance loss that the router moves, added to the layer's own."""
         return None
@@ -177,10 +183,7 @@ class DTopP(TopP):
             threshold, error_sum = self._solve(error, curve)
         else:
             threshold, error_sum = self._paper_law(error)
-        seen = counts.tokens > 0
-        self.steps.add_(seen)
-        self.threshold.copy_(torch.where(seen, threshold, self.threshold))
-        self.error_sum.copy_(torch.where(seen, error_sum, self.error_sum))
+        self.move(counts, threshold=threshold, error_sum=error_sum, steps=self.steps + 1)
 
     def metrics(self) -> dict[str, Tensor]:
         """The threshold that the last step used, and with "solve" the one that would have met the target."""

@@ -42,7 +42,7 @@ class Relu(Router):
         self._last = {"lambda": self.weight.clone()}
         is_above = counts.tokens_per_expert_E.sum() > self.target_experts * counts.tokens
         moved = torch.where(is_above, self.weight * self.factor, self.weight / self.factor)
-        self.weight.copy_(moved.clamp(_SMALLEST_LAMBDA, _LARGEST_LAMBDA))
+        self.move(counts, weight=moved.clamp(_SMALLEST_LAMBDA, _LARGEST_LAMBDA))
 
     def metrics(self) -> dict[str, Tensor]:
         return self._last
@@ -78,8 +78,7 @@ class ExpertThreshold(Router):
     def update(self, counts: StepCounts) -> None:
         rank = (counts.tokens * self.share + 0.5).floor().clamp(min=1)
         cut_E = ranked_logit(counts.statistics.view(-1, LOGIT_BINS), rank)
-        self.cut_E.copy_(self.cut_E * self.decay + cut_E * (1 - self.decay))
-        self.cut_steps.add_(1)
+        self.move(counts, cut_E=self.cut_E * self.decay + cut_E * (1 - self.decay), cut_steps=self.cut_steps + 1)
 
     def metrics(self) -> dict[str, Tensor]:
         tau_E = self._thresholds().float()

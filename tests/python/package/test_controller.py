@@ -95,6 +95,36 @@ def test_evaluation_and_frozen_steps_do_not_count():
     assert controller.state_dict() == before and active_tokens(model) == 0
 
 
+NONE = {"normalization": "none", "dynamic": 0.0}
+WITH_STATE = {
+    "pi": ({}, lambda: dtopp.DTopP(6, 2)), "solve": ({}, lambda: dtopp.DTopP(6, 2, controller="solve")),
+    "dtop_p_bias": ({}, lambda: dtopp.DTopPBias(6, 2)), "top_k_bias": (NONE, lambda: dtopp.TopKBias(6, 2)),
+    "top_k_bias_zero": (NONE | {"zero_experts": 2}, lambda: dtopp.TopKBiasZero(6, 3, 2)),
+    "relu": (NONE | {"renormalize": False, "load_balance": 0.0}, lambda: dtopp.Relu(2)),
+    "expert_threshold": (NONE | {"renormalize": False}, lambda: dtopp.ExpertThreshold(6, 2))}
+
+
+@pytest.mark.parametrize("empty_first", [True, False])
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_a_step_without_tokens_changes_no_router(name, empty_first):
+    """As the program's controllers do, with and without an earlier step."""
+    options, make = WITH_STATE[name]
+    moe, x = layer(router=make(), **options), torch.randn(50, 16)
+    updater = dtopp.RouterUpdater(moe)
+    if not empty_first:
+        moe(x)
+        updater.step()
+    before = updater.state_dict()
+    moe(x[:0])
+    updater.step()
+    updater.step()
+    assert updater.state_dict() == before
+    moe(x)
+    updater.step()
+    moved = updater.state_dict()
+    assert moved != before and all(torch.tensor(value).isfinite().all() for value in moved.values())
+
+
 def active_tokens(model):
     return sum(moe.gate.tally.sum().item() for moe in model)
 
