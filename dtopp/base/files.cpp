@@ -107,8 +107,10 @@ std::string read_file(const fs::path& path, uint64_t limit) {
 
 OutputFile::OutputFile(fs::path path, Hasher* hasher, Existing existing)
     : path_(std::move(path)), hasher_(hasher) {
-  const int how = existing == Existing::kRefused ? O_EXCL : O_TRUNC;
-  descriptor_ = Descriptor(path_, O_WRONLY | O_CREAT | O_NOFOLLOW | how, "create").release();
+  const int how =
+      O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | (existing == Existing::kRefused ? O_EXCL : O_TRUNC);
+  descriptor_ = retry([&] { return ::open(path_.c_str(), how, 0666); });
+  if (descriptor_ < 0) throw file_error("create", finished_sibling(path_), errno);
 }
 
 OutputFile::~OutputFile() {
@@ -131,17 +133,18 @@ void OutputFile::flush() {
 void OutputFile::write_through(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const auto count = retry([&] { return ::write(descriptor_, bytes.data(), bytes.size()); });
-    if (count <= 0) throw file_error("write", path_, count < 0 ? errno : ENOSPC);
+    if (count <= 0) throw file_error("write", finished_sibling(path_), count < 0 ? errno : ENOSPC);
     bytes = bytes.subspan(count);
   }
 }
 
 void OutputFile::sync() {
   flush();
-  if (retry([&] { return ::fsync(descriptor_); }) != 0) throw file_error("sync", path_, errno);
+  if (retry([&] { return ::fsync(descriptor_); }) != 0)
+    throw file_error("sync", finished_sibling(path_), errno);
 }
 
-void OutputFile::close() { close_checked(std::exchange(descriptor_, -1), path_); }
+void OutputFile::close() { close_checked(std::exchange(descriptor_, -1), finished_sibling(path_)); }
 
 void sync_file(const fs::path& path) { sync_path(path, O_RDONLY); }
 
@@ -207,7 +210,8 @@ AtomicFile::~AtomicFile() {
 
 void AtomicFile::commit() {
   file_->sync();
-  rename_durably(file_->path(), path_);
+  if (::rename(file_->path().c_str(), path_.c_str()) != 0) throw file_error("replace", path_, errno);
+  sync_directory(parent_of(path_));
   file_->close();  // not earlier: closing the file releases its lock
   file_.reset();
 }

@@ -59,6 +59,12 @@ fs::path temporary_sibling(const fs::path& path) {
   return plain.parent_path() / (std::string(kPrefix) + plain.filename().string() + "." + random_digits());
 }
 
+fs::path finished_sibling(const fs::path& path) {
+  const std::string name = path.filename().string();
+  const std::string_view finished = finished_name(name);
+  return finished.empty() ? path : path.parent_path() / finished;
+}
+
 bool is_temporary_name(std::string_view name) { return !finished_name(name).empty(); }
 
 bool is_temporary_name_of(std::string_view of, std::string_view name) {

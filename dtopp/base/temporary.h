@@ -10,6 +10,9 @@ namespace dtopp {
 // A new temporary name beside `path`.
 std::filesystem::path temporary_sibling(const std::filesystem::path& path);
 
+// The path beside which temporary_sibling() made this name; another path itself. Errors name it.
+std::filesystem::path finished_sibling(const std::filesystem::path& path);
+
 // True if temporary_sibling() may have made `name` for any path, or for a path whose file name is `of`.
 bool is_temporary_name(std::string_view name);
 bool is_temporary_name_of(std::string_view of, std::string_view name);

@@ -23,6 +23,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 std::vector<std::string> names_in(const fs::path& directory) {
@@ -122,7 +123,10 @@ TEST(WriteFileAtomically, replaces_the_file_and_leaves_nothing_else) {
 TEST(WriteFileAtomically, that_fails_leaves_what_was_there) {
   ScratchDirectory scratch;
   fs::create_directories(scratch / "taken/by/a/directory");
-  EXPECT_THROW(write_file_atomically(scratch / "taken", "text"), DataError);
+  EXPECT_THAT(error_of<DataError>([&] { write_file_atomically(scratch / "taken", "text"); }),
+              AllOf(StartsWith((scratch / "taken").string() + ": cannot "), Not(HasSubstr(".tmp-"))));
+  EXPECT_THAT(error_of<DataError>([&] { write_file_atomically(scratch / "absent/file", "text"); }),
+              AllOf(StartsWith((scratch / "absent/file").string() + ": cannot "), Not(HasSubstr(".tmp-"))));
   EXPECT_THAT(names_in(scratch.path()), ElementsAre("taken"));
 }
 
