@@ -19,13 +19,20 @@ namespace {
 constexpr int kWaitMilliseconds = 1000;  // between two progress updates
 constexpr int kStopped = static_cast<int>(ExitStatus::kStopped);
 
-// Describes how a process ended, with the last error that it printed.
+// Describes how a process ended, with the last error that it printed. Somebody may have truncated or removed
+// its console file.
 std::string cause_of(const std::filesystem::path& console, const launch::ChildEnd& end,
                      uint64_t console_begin) {
   if (end.signal != 0) return "killed by " + launch::signal_name(end.signal);
   std::string cause = "ended with status " + std::to_string(end.status);
   constexpr std::string_view kMark = "dtopp: error: ";
-  const std::string text = read_file(console).substr(console_begin);
+  std::string text;
+  try {
+    text = read_file(console);
+  } catch (const DataError&) {
+    return cause;
+  }
+  if (console_begin <= text.size()) text.erase(0, console_begin);
   const size_t mark = text.rfind(kMark);
   if (mark == std::string::npos) return cause;
   const size_t begin = mark + kMark.size();

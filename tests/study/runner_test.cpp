@@ -123,6 +123,20 @@ TEST_F(RunningStudy, keeps_a_failure_to_its_run_and_tries_it_again) {
   EXPECT_EQ(records_[2].status, RunStatus::kDone);
 }
 
+TEST_F(RunningStudy, outlives_a_console_file_that_became_shorter_or_vanished) {
+  make(kHead + "seeds: [1, 2, 3]\n",
+       "case $name in *1) : > $run/console.log; echo 'dtopp: error: out of luck' >&2; exit 3;; "
+       "*2) rm $run/console.log; exit 3;; esac");
+  for (const StudyRun& one : runs_) {
+    std::filesystem::create_directories(one.directory);
+    std::ofstream(console_of_run(one)) << std::string(1000, 'x') << "\n";  // of an earlier start
+  }
+  EXPECT_FALSE(run());
+  EXPECT_EQ(records_[0].cause, "ended with status 3: out of luck");
+  EXPECT_EQ(records_[1].cause, "ended with status 3");
+  EXPECT_EQ(records_[2].status, RunStatus::kDone);
+}
+
 TEST_F(RunningStudy, runs_as_many_at_once_as_there_are_slots) {
   // Each run waits for the other one.
   make(kHead + "seeds: [1, 2]\n",
