@@ -4,6 +4,7 @@
 #include <atomic>
 #include <random>
 #include <set>
+#include <utility>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -30,6 +31,7 @@ constexpr size_t kMaxUnsent = size_t{8} << 20;  // bytes that a client has not t
 constexpr auto kLinger = std::chrono::seconds(2);
 constexpr auto kLastAnswers = std::chrono::seconds(5);
 constexpr auto kPollTime = std::chrono::milliseconds(100);
+constexpr auto kAcceptAgain = std::chrono::milliseconds(100);  // after a failure, such as too many open files
 
 class Connection;
 
@@ -37,7 +39,7 @@ class Connection;
 class Connections {
  public:
   Connections(tcp::acceptor& acceptor, Handler& handler, const ServerLimits& limits)
-      : acceptor_(acceptor), handler_(handler), limits_(limits) {
+      : acceptor_(acceptor), retry_(acceptor.get_executor()), handler_(handler), limits_(limits) {
     accept();
   }
 
@@ -52,6 +54,7 @@ class Connections {
   void accept();
 
   tcp::acceptor& acceptor_;
+  asio::steady_timer retry_;
   Handler& handler_;
   const ServerLimits& limits_;
   std::set<std::shared_ptr<Connection>> open_;
@@ -75,9 +78,7 @@ class Connection final : public Exchange, public std::enable_shared_from_this<Co
   }
 
   void answer(const Answer& answer) override {
-    std::string text = head(answer.status, answer.type, answer.fields);
-    text += format("Content-Length: %zu\r\n\r\n", answer.body.size()) + answer.body;
-    on_thread([text = std::move(text)](Connection& self) { self.write(text, true); });
+    on_thread([text = text_of(answer)](Connection& self) { self.write(text, true); });
   }
   void begin_stream(std::string_view type) override {
     std::string text = head(200, type, {});
@@ -124,22 +125,29 @@ class Connection final : public Exchange, public std::enable_shared_from_this<Co
     return text;
   }
 
+  static std::string text_of(const Answer& answer) {
+    return head(answer.status, answer.type, answer.fields) +
+           format("Content-Length: %zu\r\n\r\n", answer.body.size()) + answer.body;
+  }
+
   // Ends the phase after this time.
   void set_time(std::chrono::seconds time) {
     timer_.expires_after(time);
     timer_.async_wait([self = shared_from_this()](error_code error) {
       if (error) return;
-      // A client whose answer has not begun gets one.
-      if (self->is_receiving_ || self->has_begun_ || self->is_ended_) return self->close();
+      // A client whose answer has not begun gets one, unless it has sent nothing.
+      if (self->has_begun_ || (self->is_receiving_ && !self->parser_.got_some())) return self->close();
       self->is_open_ = false;
-      self->answer(self->connections_.handler().refuse(503));
+      const int status = std::exchange(self->is_receiving_, false) ? 408 : 503;
+      // Written at once: a part of an answer that another thread posts now comes too late.
+      self->write(text_of(self->connections_.handler().refuse(status)), true);
       self->set_time(kLinger);
     });
   }
 
   void receive(error_code error) {
-    is_receiving_ = false;
     if (!socket_.is_open()) return;
+    if (!std::exchange(is_receiving_, false)) return drop_input();  // it was refused meanwhile
     if (error && error.category() != http::make_error_code({}).category()) return close();
     if (error == http::error::end_of_stream) return close();
     set_time(connections_.limits().answer);
@@ -219,11 +227,18 @@ void Connections::accept() {
   acceptor_.async_accept([this](error_code error, tcp::socket socket) {
     is_accepting_ = false;
     if (!acceptor_.is_open()) return;
-    if (!error) {
-      auto connection = std::make_shared<Connection>(std::move(socket), *this);
-      open_.insert(connection);
-      connection->start();
+    if (error) {
+      is_accepting_ = true;
+      retry_.expires_after(kAcceptAgain);
+      retry_.async_wait([this](error_code) {
+        is_accepting_ = false;
+        if (acceptor_.is_open()) accept();
+      });
+      return;
     }
+    auto connection = std::make_shared<Connection>(std::move(socket), *this);
+    open_.insert(connection);
+    connection->start();
     if (open_.size() < limits_.connections) accept();
   });
 }

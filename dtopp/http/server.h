@@ -46,7 +46,8 @@ class Handler {
   virtual ~Handler() = default;
   // Answers now, or later from another thread. Called on the server's thread.
   virtual void handle(const Request& request, std::shared_ptr<Exchange> exchange) = 0;
-  // The answer to a request that the server refuses itself: 400, 413, 431, or 503 after ServerLimits::answer.
+  // The answer to a request that the server refuses itself: 400, 413, 431, 408 after ServerLimits::request,
+  // or 503 after ServerLimits::answer.
   virtual Answer refuse(int status) = 0;
 };
 

@@ -142,6 +142,8 @@ void Service::complete(const http::Request& request, const std::shared_ptr<http:
 http::Answer Service::refuse(int status) {
   if (status != 503) metrics_.count_request(status, 0);  // a completion that took too long counts itself
   switch (status) {
+    case 408:
+      return error_answer({status, "the rest of the request did not arrive in time"});
     case 413:
       return error_answer({status, "the request's body is too large"});
     case 431:
