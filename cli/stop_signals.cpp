@@ -14,7 +14,8 @@ namespace dtopp::cli {
 namespace {
 
 // A signal handler can use only globals, and it may run in any thread.
-std::atomic<int64_t> requested_at = 0;  // time of the first signal, nanoseconds of the steady clock; 0: none
+// Time of the first SIGTERM or SIGINT, in nanoseconds of the steady clock; 0: none.
+std::atomic<int64_t> requested_at = 0;
 std::atomic<bool> requested = false;
 std::atomic<bool> second_ends = true;
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
@@ -25,6 +26,7 @@ void on_signal(int signal) {
   const int64_t now = time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
   int64_t first = 0;
   requested = true;
+  if (!launch::may_insist(signal)) return;
   if (requested_at.compare_exchange_strong(first, now)) return;
   if (second_ends && std::chrono::nanoseconds(now - first) >= launch::kOneRequest) _exit(128 + signal);
 }
@@ -39,6 +41,7 @@ void stop_on_signals(Impatience impatience) {
   action.sa_flags = SA_RESTART;
   sigaction(SIGTERM, &action, nullptr);
   sigaction(SIGINT, &action, nullptr);
+  if (!launch::ignores_hangup()) sigaction(SIGHUP, &action, nullptr);
 }
 
 bool stop_requested() { return requested; }

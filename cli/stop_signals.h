@@ -1,5 +1,5 @@
-// Handles SIGTERM and SIGINT: the command saves and stops. A second signal at least a tenth of a second later
-// ends the process immediately.
+// Handles SIGTERM, SIGINT and SIGHUP (a closed terminal): the command saves and stops. A second SIGTERM or
+// SIGINT at least a tenth of a second later ends the process immediately. An ignored SIGHUP stays ignored.
 #pragma once
 
 #include "dtopp/base/stop_token.h"

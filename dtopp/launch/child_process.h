@@ -25,8 +25,9 @@ struct ChildProgram {
 };
 
 // Starts the child in a session of its own, so signals for this process's group from a terminal or kill(1) do
-// not reach it. The child is killed (SIGKILL) when the calling thread ends. SIGCHLD, SIGTERM and SIGINT have
-// their default action in the child. The child ends with status 127 if the program cannot be executed.
+// not reach it. The child is killed (SIGKILL) when the calling thread ends. SIGCHLD, SIGTERM, SIGINT and
+// SIGHUP have their default action in the child, but an ignored SIGHUP stays ignored. The child ends with
+// status 127 if the program cannot be executed.
 //
 // Returns -1 and sets errno if no process can be started.
 pid_t start_child(const ChildProgram& child);

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <functional>
 #include <iterator>
+#include <optional>
 #include <system_error>
 
 #include "dtopp/base/errors.h"
@@ -126,7 +127,7 @@ RanksEnd run_local_ranks(const LocalRanks& wanted, const SignalPipe& signals) {
   ranks.start();
   RanksEnd decided;
   int sent = 0;
-  Clock::time_point sent_at;
+  std::optional<Clock::time_point> first_request;
   Clock::time_point kill_at = kNever;
   bool killed = false, stopped = false;
   while (ranks.any_left()) {
@@ -145,9 +146,12 @@ RanksEnd run_local_ranks(const LocalRanks& wanted, const SignalPipe& signals) {
       if (!is_stop(signal) || !ranks.any_left()) continue;
       if (sent == 0) {
         sent = signal;
-        sent_at = now;
         ranks.send(signal);
-      } else if (now - sent_at >= kOneRequest) {
+      }
+      if (!may_insist(signal)) continue;
+      if (!first_request) {
+        first_request = now;
+      } else if (now - *first_request >= kOneRequest) {
         kill = true;
         if (!is_failure(decided)) decided = {.status = 128 + signal};
       }

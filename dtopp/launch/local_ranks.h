@@ -46,12 +46,12 @@ struct RanksEnd {
 // grace period. If no rank failed, the status is 75 if any rank ended with 75, else 0. A rank that ends with
 // 75 also starts the grace period, because ranks must not leave a stopped run while another one still saves.
 //
-// SIGTERM and SIGINT are sent to all ranks once. A second signal, a tenth of a second or more after the
-// first, kills them. The status is then 128 plus the signal's number. It is the same if the first signal
-// kills a rank that has not installed its handler yet.
+// SIGTERM, SIGINT and SIGHUP are sent to all ranks once. A second SIGTERM or SIGINT, a tenth of a second or
+// more after the first, kills them. The status is then 128 plus the signal's number. It is the same if the
+// first signal kills a rank that has not installed its handler yet.
 //
 // Ranks die with the calling thread: call this function from the main thread, and only once at a time. Other
-// threads may run, whatever signals they block. `signals` delivers SIGCHLD, SIGTERM and SIGINT.
+// threads may run, whatever signals they block. `signals` delivers SIGCHLD and the stop signals.
 //
 // Throws:        ResourceError, with no rank left running, if a process cannot be started
 RanksEnd run_local_ranks(const LocalRanks& wanted, const SignalPipe& signals = SignalPipe());

@@ -27,6 +27,11 @@ void write_signal(int signal) {
 
 }  // namespace
 
+bool ignores_hangup() {
+  struct sigaction now {};
+  return sigaction(SIGHUP, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+}
+
 SignalPipe::SignalPipe() {
   if (::pipe2(ends_.data(), O_CLOEXEC | O_NONBLOCK) != 0)
     throw ResourceError("cannot open a pipe: " + std::generic_category().message(errno));
@@ -37,7 +42,8 @@ SignalPipe::SignalPipe() {
   sigset_t ours;
   sigemptyset(&ours);
   for (size_t i = 0; i < kSignals.size(); ++i) {
-    sigaction(kSignals[i], &action, &before_[i]);
+    const bool is_ignored = kSignals[i] == SIGHUP && ignores_hangup();
+    sigaction(kSignals[i], is_ignored ? nullptr : &action, &before_[i]);
     sigaddset(&ours, kSignals[i]);
   }
   pthread_sigmask(SIG_UNBLOCK, &ours, &mask_before_);
@@ -69,7 +75,9 @@ bool SignalPipe::wait_for_stop(std::chrono::milliseconds pause) const {
 }
 
 void SignalPipe::forget() {
-  for (const int signal : kSignals) std::signal(signal, SIG_DFL);
+  for (const int signal : kSignals) {
+    if (signal != SIGHUP || !ignores_hangup()) std::signal(signal, SIG_DFL);
+  }
 }
 
 }  // namespace dtopp::launch

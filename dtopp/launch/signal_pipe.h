@@ -11,11 +11,19 @@ namespace dtopp::launch {
 // Signals closer together count as one request: timeout(1) signals its child and then the whole group.
 inline constexpr std::chrono::milliseconds kOneRequest{100};
 
-// SIGTERM and SIGINT.
+// SIGTERM, SIGINT and SIGHUP.
 inline bool is_stop(int signal) { return signal != SIGCHLD; }
 
-// While it exists, wait() returns the SIGCHLD, SIGTERM and SIGINT of this process, whichever thread receives
-// them. (A signalfd would miss signals for a thread that does not block them.) Only one may exist at a time.
+// Whether the signal can be the second one, which ends a process that is still saving. SIGHUP cannot: a
+// closed terminal may send it several times.
+inline bool may_insist(int signal) { return signal == SIGTERM || signal == SIGINT; }
+
+// Whether the process ignores SIGHUP, as nohup(1) has asked. It must keep ignoring it.
+bool ignores_hangup();
+
+// While it exists, wait() returns the SIGCHLD, SIGTERM, SIGINT and SIGHUP of this process, whichever thread
+// receives them. An ignored SIGHUP stays ignored. (A signalfd would miss signals for a thread that does not
+// block them.) Only one may exist at a time.
 class SignalPipe {
  public:
   SignalPipe();   // throws ResourceError if no descriptor is left
@@ -33,7 +41,7 @@ class SignalPipe {
   static void forget();
 
  private:
-  static constexpr std::array kSignals{SIGCHLD, SIGTERM, SIGINT};
+  static constexpr std::array kSignals{SIGCHLD, SIGTERM, SIGINT, SIGHUP};
 
   std::array<int, 2> ends_{-1, -1};
   std::array<struct sigaction, kSignals.size()> before_{};

@@ -74,7 +74,8 @@ StudyRunner::~StudyRunner() {
     std::erase_if(running_, [](const Running& run) { return launch::reap_child(run.process).has_value(); });
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(last - Clock::now()).count();
     if (running_.empty() || left <= 0) break;
-    for (const int signal : signals_.wait(static_cast<int>(left))) hurries = hurries || signal != SIGCHLD;
+    for (const int signal : signals_.wait(static_cast<int>(left)))
+      hurries = hurries || launch::may_insist(signal);
   }
   for (const Running& run : running_) ::kill(run.process, SIGKILL);
   for (const Running& run : running_) launch::kill_child(run.process);
@@ -93,7 +94,7 @@ std::optional<std::vector<std::string>> StudyRunner::next() {
       return std::nullopt;
     }
     for (const int signal : signals_.wait(messages_.empty() ? kWaitMilliseconds : 0)) {
-      if (signal != SIGCHLD) stop(signal);
+      if (launch::is_stop(signal)) stop(signal);
     }
     has_ended = reap();
   }
@@ -168,7 +169,7 @@ void StudyRunner::stop(int signal) {
     stopping_ = true;
     stopped_at_ = Clock::now();
     for (const Running& run : running_) ::kill(run.process, signal);
-  } else if (Clock::now() - stopped_at_ >= launch::kOneRequest) {
+  } else if (launch::may_insist(signal) && Clock::now() - stopped_at_ >= launch::kOneRequest) {
     for (const Running& run : running_) ::kill(run.process, SIGKILL);
   }
 }

@@ -34,16 +34,16 @@ struct RunnerOptions {
 // failure does not end the study; the next StudyRunner retries it. Standard output and error are appended to
 // console.log, or after/NAME.log.
 //
-// The first SIGTERM or SIGINT is forwarded to all processes, which save a checkpoint and stop; no further one
-// is started. A second signal at least a tenth of a second later kills them. They are also killed if the
-// calling thread ends.
+// The first SIGTERM, SIGINT or SIGHUP is forwarded to all processes, which save a checkpoint and stop; no
+// further one is started. A second SIGTERM or SIGINT at least a tenth of a second later kills them. They are
+// also killed if the calling thread ends.
 class StudyRunner {
  public:
   // The arguments must outlive this object.
   StudyRunner(const std::vector<StudyRun>& runs, std::vector<RunRecord>& records,
               const RunnerOptions& options);
   // After an error, sends SIGTERM to all processes. Kills those that have not ended after `grace` or at the
-  // next signal.
+  // next SIGTERM or SIGINT.
   ~StudyRunner();
   StudyRunner(const StudyRunner&) = delete;
   StudyRunner& operator=(const StudyRunner&) = delete;

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -133,11 +134,12 @@ TEST(LocalRanks, of_which_several_died_before_the_launcher_looked_blame_the_one_
 }
 
 TEST(LocalRanks, all_get_a_stop_signal_sent_to_the_launcher_and_end_with_75) {
-  for (const auto* const signal : {"TERM", "INT"}) {
+  for (const auto& [signal, number] :
+       {std::pair("TERM", SIGTERM), std::pair("INT", SIGINT), std::pair("HUP", SIGHUP)}) {
     LauncherProcess launcher(
         ranks_of(3, "trap 'echo stopping; exit 75' " + std::string(signal) + "; echo ready; " + kForEver));
     EXPECT_THAT(launcher.lines(3), Each("ready"));
-    launcher.send(signal == std::string("TERM") ? SIGTERM : SIGINT);
+    launcher.send(number);
     EXPECT_THAT(launcher.lines(3), Each("stopping"));
     EXPECT_THAT(launcher.lines(2), ElementsAre("", "end"));
     EXPECT_EQ(launcher.status(), 75);
@@ -181,6 +183,18 @@ TEST(LocalRanks, are_not_killed_where_one_request_to_stop_comes_as_two_signals) 
   launcher.send(SIGINT);
   launcher.send(SIGCONT);
   EXPECT_THAT(launcher.lines(4), ElementsAre("stopping", "stopping", "", "end"));
+  EXPECT_EQ(launcher.status(), 75);
+}
+
+TEST(LocalRanks, are_not_killed_by_the_repeated_hangups_of_a_closed_terminal) {
+  LauncherProcess launcher(
+      ranks_of(2, "trap 'echo stopping; sleep 0.3; exit 75' HUP; echo ready; " + kForEver));
+  EXPECT_THAT(launcher.lines(2), Each("ready"));
+  launcher.send(SIGHUP);
+  EXPECT_THAT(launcher.lines(2), Each("stopping"));
+  std::this_thread::sleep_for(101ms);
+  launcher.send(SIGHUP);
+  EXPECT_THAT(launcher.lines(2), ElementsAre("", "end"));
   EXPECT_EQ(launcher.status(), 75);
 }
 
