@@ -1,13 +1,16 @@
 #include "dtopp/runs/metrics.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string_view>
 
+#include "dtopp/base/descriptor.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/path_kind.h"
@@ -69,11 +72,59 @@ std::string lines_until(std::string_view text, int64_t last_step, int64_t last_v
   return kept;
 }
 
+void truncate_file(const fs::path& path, uint64_t size) {
+  const Descriptor file(path, O_WRONLY, "open");
+  if (retry([&] { return ::ftruncate(file.get(), static_cast<off_t>(size)); }) != 0 ||
+      retry([&] { return ::fsync(file.get()); }) != 0)
+    throw file_error("shorten", path, errno);
+}
+
+// Returns the end of the file from byte `begin` on: the shortest of 64 KiB, 128 KiB, … for which
+// is_enough(text) is true, else the whole file.
+struct FileEnd {
+  uint64_t begin = 0;
+  std::string text{};
+};
+template <class IsEnough>
+FileEnd read_end(const fs::path& path, const IsEnough& is_enough) {
+  constexpr uint64_t kFirst = uint64_t{1} << 16;
+  const Descriptor file = open_regular(path);
+  const uint64_t size = file.size();
+  for (uint64_t bytes = kFirst;; bytes *= 2) {
+    FileEnd end{size - std::min(size, bytes)};
+    end.text.resize(size - end.begin);
+    file.read_at(end.begin, std::as_writable_bytes(std::span(end.text)));
+    if (end.begin == 0 || is_enough(std::string_view(end.text))) return end;
+  }
+}
+
+// Whether the text, whose first line may be cut, holds a complete line of a step before `step`.
+bool reaches_before(std::string_view text, int64_t step) {
+  for (size_t begin = text.find('\n'); begin != std::string_view::npos;) {
+    const size_t end = text.find('\n', ++begin);
+    const auto line_step =
+        end == std::string_view::npos ? std::nullopt : step_of(text.substr(begin, end - begin));
+    if (line_step) return *line_step < step;  // steps ascend
+    begin = end;
+  }
+  return false;
+}
+
+// Every line of a step before `last_step` is kept, because its state has recorded all validations before it.
 void drop_lines_past(const fs::path& path, int64_t last_step, int64_t last_validation) {
   if (path_kind(path) == PathKind::kNothing) return;
-  const std::string text = read_file(path, std::numeric_limits<uint64_t>::max());
-  const std::string kept = lines_until(text, last_step, last_validation);
-  if (kept.size() != text.size()) write_file_atomically(path, kept);
+  FileEnd end = read_end(path, [&](std::string_view text) { return reaches_before(text, last_step); });
+  if (end.begin > 0) {
+    const size_t cut = end.text.find('\n') + 1;
+    end = {end.begin + cut, end.text.substr(cut)};
+  }
+  const std::string kept = lines_until(end.text, last_step, last_validation);
+  if (kept.size() == end.text.size()) return;
+  if (end.text.starts_with(kept)) return truncate_file(path, end.begin + kept.size());
+  write_file_atomically(path, [&](OutputFile& file) {  // a torn line lies between lines to keep
+    file.write(read_file(path, std::numeric_limits<uint64_t>::max()).substr(0, end.begin));
+    file.write(kept);
+  });
 }
 
 }  // namespace
@@ -94,9 +145,15 @@ std::string to_json(const MetricRecord& record) {
 
 double last_value(const fs::path& directory, std::string_view name) {
   if (path_kind(directory / kMetricsFile) == PathKind::kNothing) return 0;
-  const std::string text = read_file(directory / kMetricsFile, std::numeric_limits<uint64_t>::max());
   const std::string key = ',' + quote_json(std::string(name)) + ':';
-  const size_t found = text.rfind(key, text.rfind('\n'));
+  const auto find = [&](std::string_view text) {
+    const size_t newline = text.rfind('\n');
+    return newline == std::string_view::npos ? newline : text.rfind(key, newline);
+  };
+  const std::string text = read_end(directory / kMetricsFile, [&](std::string_view end) {
+                             return find(end) != std::string_view::npos;
+                           }).text;
+  const size_t found = find(text);
   double value = 0;
   if (found != std::string::npos)
     std::from_chars(text.data() + found + key.size(), text.data() + text.size(), value);

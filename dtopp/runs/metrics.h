@@ -53,8 +53,9 @@ class EventFile {
 
 class MetricsWriter {
  public:
-  // Appends to <directory>/metrics.jsonl. It first drops every line past `resume_step` and a torn last line,
-  // atomically. The file of a resumed run then equals that of a run that was never stopped.
+  // Appends to <directory>/metrics.jsonl. It first drops every line past `resume_step` and a torn last line;
+  // a crash meanwhile loses no other line. It reads the file from its end to the newest line before
+  // `resume_step`. The file of a resumed run then equals that of a run that was never stopped.
   //
   // A `resume_step` of -1 keeps nothing, not even a validation before the first step. `last_validation` is
   // the newest step whose validation the resumed state has recorded (default: resume_step). A later

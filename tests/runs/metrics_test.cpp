@@ -3,6 +3,8 @@
 #include <bit>
 #include <cmath>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -16,6 +18,8 @@
 
 namespace dtopp::runs {
 namespace {
+
+namespace fs = std::filesystem;
 
 MetricRecord record(int64_t step, double loss) { return {step, step * 128, 1.5, {{"train/loss", loss}}}; }
 
@@ -92,6 +96,31 @@ TEST_F(Metrics, a_validation_that_will_be_made_again_loses_its_line) {
   put(train + to_json({4, 4, 1, {{"eval/hellaswag/accuracy", 0.3}}}) + "\n");
   { MetricsWriter writer(directory_.path(), 4, false, 2); }
   EXPECT_EQ(text(), train);
+}
+
+// A hole of 1 TB, which no memory holds, stands in for the lines of a long run.
+TEST_F(Metrics, a_resumed_run_reads_the_end_of_the_file_only) {
+  constexpr uint64_t kHole = uint64_t{1} << 40;
+  const fs::path path = directory_ / "metrics.jsonl";
+  put("");
+  fs::resize_file(path, kHole);
+  const std::string kept = "\n" + line(3, 0.5) + line(4, 2);
+  const std::string seconds = to_json({4, 4, 1, {{"throughput/seconds", 2.5}}}) + "\n";
+  std::ofstream(path, std::ios::app) << kept << seconds << line(5, 3) << line(6, 3);
+  { MetricsWriter writer(directory_.path(), 4, false); }
+  EXPECT_EQ(fs::file_size(path), kHole + kept.size() + seconds.size());
+  EXPECT_EQ(last_value(directory_.path(), "throughput/seconds"), 2.5);
+}
+
+TEST_F(Metrics, keeps_the_lines_before_the_end_it_reads) {
+  std::string text_before;
+  for (int64_t step = 1; step <= 4000; ++step) text_before += line(step, 1.0 / 3.0);
+  ASSERT_GT(text_before.size(), size_t{3} << 16);
+  put(text_before + line(4001, 2) + R"({"step":4002,"tok)" + "\n" + line(4001, 3));
+  { MetricsWriter writer(directory_.path(), 4001, false); }
+  EXPECT_EQ(text(), text_before + line(4001, 2) + line(4001, 3));
+  { MetricsWriter writer(directory_.path(), 100, false); }
+  EXPECT_EQ(text(), text_before.substr(0, text_before.find(line(101, 1.0 / 3.0))));
 }
 
 TEST_F(Metrics, a_run_from_the_start_keeps_nothing) {
