@@ -38,7 +38,7 @@ void add_evaluate_options(CLI::App& verb, EvaluateOptions& options) {
       "step");
   verb.add_option("--batch-size", options.batch_size, "sequences or images per batch")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   verb.add_flag("--json", options.json, "print the results as one JSON object");
   add_processes_option(verb, options.processes);
 }
@@ -57,8 +57,7 @@ void add_sweep_option(CLI::App& verb, std::vector<double>& targets,
       verb.add_option("--sweep-target", targets,
                       "measure at each of these numbers of active experts per token, e.g. 2,4,8,12")
           ->delimiter(',')
-          ->check(finite_number())
-          ->check(CLI::PositiveNumber);
+          ->check(positive());
   for (const std::string& name : excluded) option->excludes(verb.get_option(name));
 }
 

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/evaluate.h"
+#include "cli/option_checks.h"
 #include "cli/stop_signals.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
@@ -193,7 +194,7 @@ void add_evaluate_tasks(CLI::App& evaluate) {
       ->capture_default_str();
   verb->add_option("--data", options->data, "folder with the task files, NAME.jsonl[.gz|.zst]")->required();
   verb->add_option("--limit", options->limit, "evaluate only the first LIMIT items per data set")
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   verb->add_option("--dump", options->dump, "write one JSON line per item, with its prompt, to this file");
   verb->add_flag("--paper", options->paper,
                  "show the results of the paper's 1.3B models beside those of this model");

@@ -20,7 +20,7 @@ void add_checkpoint_options(CLI::App& verb, InferenceOptions& options) {
       ->transform(choice<config::Device>())
       ->default_str("auto");
   verb.add_option("--threads", options.threads, "number of CPU threads; 0: one per core")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
 }
 
 void add_inference_options(CLI::App& verb, InferenceOptions& options) {
@@ -29,8 +29,7 @@ void add_inference_options(CLI::App& verb, InferenceOptions& options) {
   verb.add_option("--tokenizer", options.tokenizer, "tokenizer.json file, for a checkpoint without one");
   verb.add_option("--target-experts", options.target_experts,
                   "mean number of active experts per token; p is solved for it")
-      ->check(finite_number())
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   verb.add_option("--target-text", options.target_text,
                   "text file on which p is solved for --target-experts (default: the text that is evaluated, "
                   "or else the run's "

@@ -1,4 +1,4 @@
-// Provides option checks that CLI11 lacks.
+// Checks the values of options. CLI11's own checks accept "nan" and print bounds with 309 digits.
 #pragma once
 
 #include <cmath>
@@ -13,14 +13,31 @@
 
 namespace dtopp::cli {
 
-// Requires a finite number. CLI11's range checks accept "nan", because all comparisons with it are false.
-inline CLI::Validator finite_number() {
-  return {[](const std::string& text) -> std::string {
+// Requires a finite number for which holds(number) is true; `bounds` describes those: "be greater than 0".
+template <class Holds>
+CLI::Validator number_that(const std::string& bounds, const Holds& holds) {
+  return {[=](const std::string& text) -> std::string {
             double number = 0;
-            const bool is_number = CLI::detail::lexical_cast(text, number);
-            return is_number && std::isfinite(number) ? "" : text + " is not a finite number";
+            if (!CLI::detail::lexical_cast(text, number) || !std::isfinite(number))
+              return text + " is not a finite number";
+            return holds(number) ? "" : "must " + bounds + ", is " + text;
           },
           ""};
+}
+
+inline CLI::Validator finite_number() {
+  return number_that("", [](double) { return true; });
+}
+inline CLI::Validator positive() {
+  return number_that("be greater than 0", [](double number) { return number > 0; });
+}
+inline CLI::Validator not_negative() {
+  return number_that("be at least 0", [](double number) { return number >= 0; });
+}
+inline CLI::Validator between(int64_t least, int64_t most) {
+  return number_that("be from " + std::to_string(least) + " to " + std::to_string(most), [=](double number) {
+    return number >= static_cast<double>(least) && number <= static_cast<double>(most);
+  });
 }
 
 // For transform(): accepts a name of the enumeration and replaces it by its value.

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/option_checks.h"
 #include "cli/verbs.h"
 #include "dtopp/plan/plan_text.h"
 
@@ -63,10 +64,10 @@ void add_plan(CLI::App& app) {
                    "configuration values as key.path=value, e.g. model.num_layers=8");
   verb->add_option("--ranks", options->dims.world_size, "number of ranks (processes)")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   verb->add_option("--nodes", options->dims.nodes, "number of machines, with equal numbers of ranks")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   verb->add_option("--expert-parallel", options->expert_parallel,
                    "size of the EP group: ranks of a node that divide the experts of each layer; auto: the "
                    "smallest with which a rank fits the device; overrides parallel.expert_parallel");

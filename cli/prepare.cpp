@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/option_checks.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
 #include "dtopp/base/cpu_cores.h"
@@ -118,7 +119,7 @@ void add_prepare(CLI::App& app) {
                    "key of the JSON lines, such as 'source': write a folder for each of its values")
       ->excludes("--split-on");
   text->add_option("--workers", options->workers, "encoding threads (default: one per core)")
-      ->check(CLI::Range(1, 1024));
+      ->check(between(1, 1024));
   text->callback(
       [options] { distributed::with_memory_advice("lower --workers", [&] { prepare_text(*options); }); });
   add_prepare_images(*verb);

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "cli/inference.h"
+#include "cli/option_checks.h"
 #include "cli/standard_streams.h"
 #include "cli/stop_signals.h"
 #include "cli/verbs.h"
@@ -183,20 +184,20 @@ void add_serve(CLI::App& app) {
   verb->add_option("--name", options->name, "name of the model in requests (default: the run's name)");
   verb->add_option("--max-batch", options->batch, "sequences that are computed together")
       ->capture_default_str()
-      ->check(CLI::Range(1, 4096));
+      ->check(between(1, 4096));
   verb->add_option("--queue", options->queue, "sequences that wait; further ones are answered with 429")
       ->capture_default_str()
-      ->check(CLI::Range(1, 65536));
+      ->check(between(1, 65536));
   verb->add_option("--kv-tokens", options->kv_tokens,
                    "tokens in the key-value caches of all running sequences; 0: 1 GiB of them")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   verb->add_option("--max-body", options->body_kilobytes, "KiB of a request's body")
       ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 20));
+      ->check(between(1, 1 << 20));
   verb->add_option("--timeout", options->timeout, "seconds from a request to the end of its answer")
       ->capture_default_str()
-      ->check(CLI::Range(1, 86400));
+      ->check(between(1, 86400));
   verb->callback([options] {
     distributed::with_memory_advice("lower --kv-tokens or --max-batch", [&] { serve_model(*options); });
   });

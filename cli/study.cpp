@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/option_checks.h"
 #include "cli/program_version.h"
 #include "cli/ranks.h"
 #include "cli/run_cost.h"
@@ -225,10 +226,10 @@ void add_study(CLI::App& app) {
                  "print the runs with their FLOPs and estimated hours on this machine, without training");
   verb->add_option("--slots", options->slots, "number of concurrent runs, which share the cores")
       ->capture_default_str()
-      ->check(CLI::Range(1, 1024));
+      ->check(between(1, 1024));
   verb->add_option("--hours", options->hours,
                    "start no run that would end later than this; the next start resumes; 0: no limit")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   verb->add_flag("--blind", options->blind,
                  "print n and the standard deviation of the planned differences alone, and write no results");
   verb->add_option("--together", options->together,
