@@ -1,10 +1,12 @@
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <sstream>
 #include <string>
 
 #include <sys/resource.h>
 
+#include "cli/help_format.h"
 #include "cli/standard_streams.h"
 #include "cli/usage_errors.h"
 #include "cli/verbs.h"
@@ -30,7 +32,7 @@ constexpr char kExitStatus[] = R"(Exit status:
   4   damaged checkpoint
   5   out of memory, device failure, lost rank
   6   non-finite steps; failed runs of a study
-  75  stopped by a signal; the same command resumes)";
+  75  signal or time limit; the same command resumes)";
 
 int fail(dtopp::ExitStatus status, const std::string& message) {
   const char* kind = status == dtopp::ExitStatus::kStopped ? "" : "error: ";
@@ -41,6 +43,7 @@ int fail(dtopp::ExitStatus status, const std::string& message) {
 int run(int argc, char** argv) {
   CLI::App app(
       "dtopp trains Mixture-of-Experts transformers in which each token selects how many experts it uses.");
+  app.formatter(std::make_shared<dtopp::cli::HelpFormat>());
   app.set_version_flag("--version", "dtopp " DTOPP_VERSION);
   app.require_subcommand(1);
   dtopp::cli::add_prepare(app);

@@ -1,5 +1,6 @@
 #include "cli/usage_errors.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "dtopp/config/config.h"
@@ -32,12 +33,24 @@ std::string unknown(const char* what, const std::string& word, const std::vector
          config::suggest(word, known, "known:", known);
 }
 
+// "write training.steps=10 without dashes" for an option that is a configuration value; empty for another
+// one.
+std::string override_hint(const CLI::App& verb, const std::string& word) {
+  if (verb.get_option_no_throw("overrides") == nullptr) return "";
+  const std::string setting = word.substr(std::min(word.find_first_not_of('-'), word.size()));
+  const std::string key = setting.substr(0, setting.find('='));
+  if (key.find('.') == std::string::npos && key != "method" && key != "name" && key != "output") return "";
+  return "write " + (key == setting ? key + "=VALUE" : setting) + " without dashes";
+}
+
 }  // namespace
 
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& verb = innermost(app);
   for (const std::string& word : app.remaining(/*recurse=*/true)) {
     if (word == "--") continue;
+    if (const std::string hint = override_hint(verb, word); word.starts_with("-") && !hint.empty())
+      return "unknown option " + config::quote_for_message(word) + "; " + hint;
     if (word.starts_with("-")) return unknown("option", word.substr(0, word.find('=')), options_of(verb));
     if (!verbs_of(verb).empty()) return unknown("command", word, verbs_of(verb));
   }

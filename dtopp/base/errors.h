@@ -16,7 +16,7 @@ enum class ExitStatus : int {
   kCheckpoint = 4,  // a checkpoint does not verify
   kResource = 5,    // out of memory, device failure
   kNumerical = 6,   // non-finite beyond the allowed skips
-  kStopped = 75,    // stopped by a signal after saving; the same command resumes the run
+  kStopped = 75,    // stopped by a signal or a deadline after saving; the same command resumes the run
 };
 
 class Error : public std::runtime_error {

@@ -182,6 +182,19 @@ def test_the_page_of_commands_has_every_option_once(dtopp_binary):
         assert ["--help", *re.findall(r"^\| `(--[\w-]+)` \|", part, re.M)] == listed, command
 
 
+
+def test_help_fits_into_lines_of_100_characters(dtopp_binary):
+    def ask(words):
+        text = tiny_run.dtopp(*words, "--help").stdout
+        for name in re.findall(r"^  ([a-z-]+) ", text.partition("Subcommands:")[2].partition("Exit status:")[0], re.M):
+            yield from ask([*words, name])
+        yield words, text
+
+    texts = dict((" ".join(words), text) for words, text in ask([]))
+    assert {"", "train", "prepare images", "evaluate tasks", "convert to-hf"} <= texts.keys()
+    assert [(words, line) for words, text in texts.items() for line in text.splitlines() if len(line) > 100] == []
+
+
 @pytest.mark.slow
 def test_the_site_is_made_of_them(tmp_path):
     done = subprocess.run([sys.executable, "-m", "mkdocs", "--quiet", "build", "--site-dir", tmp_path / "site"], cwd=ROOT,
