@@ -1,13 +1,14 @@
 #include "cli/ranks.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <fstream>
 #include <string>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "cli/option_checks.h"
+#include "cli/standard_streams.h"
 #include "cli/stop_signals.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
 #include "dtopp/distributed/membership/rendezvous.h"
@@ -50,9 +51,19 @@ std::string end_message(const launch::RanksEnd& end, c10d::Store& store) {
   return end.message() + (lost->rank == end.rank ? ", " + lost->location : "");
 }
 
+// Whether a rank has printed why the ranks ended: it ended by itself, and not because it lost another one.
+bool is_reported(const launch::RanksEnd& end, c10d::Store& store) {
+  constexpr auto kFirst = static_cast<int>(ExitStatus::kUsage),
+                 kLast = static_cast<int>(ExitStatus::kNumerical);
+  if (end.signal != 0 || end.status < kFirst || end.status > kLast) return false;
+  const auto lost = distributed::reported_loss(store);
+  return end.status != static_cast<int>(ExitStatus::kResource) || !lost || lost->status != 0;
+}
+
 struct Attempt {
   launch::RanksEnd end;
   std::string message;
+  bool is_reported = false;
 };
 
 // Each attempt has a store of its own, without the keys of the one before.
@@ -64,7 +75,7 @@ Attempt run_ranks(int64_t processes, const launch::SignalPipe& signals) {
   ranks.arguments = without("--restarts", without("--processes", command_line()));
   ranks.store_port = static_cast<uint16_t>(store.port);
   const launch::RanksEnd end = launch::run_local_ranks(ranks, signals);
-  return {end, end_message(end, *store.store)};
+  return {end, end_message(end, *store.store), is_reported(end, *store.store)};
 }
 
 // The step of the newest checkpoint, 0 if there is none.
@@ -91,8 +102,8 @@ int run_processes(const launch::LaunchEnvironment& environment, const RankGroup&
     const Attempt attempt = run_ranks(group.processes, signals);
     const launch::Restart restart = restarts.after(attempt.end, newest_step(group));
     const char* const separator = restart.message.empty() ? "" : "; ";
-    if (!attempt.message.empty())
-      std::fprintf(stderr, "dtopp: %s%s%s\n", attempt.message.c_str(), separator, restart.message.c_str());
+    if (!attempt.message.empty() && (!attempt.is_reported || !restart.message.empty()))
+      print_message((restart.again ? "" : "error: ") + attempt.message + separator + restart.message);
     if (!restart.again) return attempt.end.status;
     if (signals.wait_for_stop(restart.pause))
       throw Stopped("stopped before the restart; run the same command again to resume");
@@ -104,7 +115,7 @@ CLI::Option* add_processes_option(CLI::App& verb, int64_t& processes) {
       .add_option("--processes", processes,
                   "number of ranks to start on this machine, one process per rank "
                   "(docs/how-to/many-processes.md)")
-      ->check(CLI::Range(1, 4096));
+      ->check(between(1, 4096));
 }
 
 void stop_rank_on_signals(const launch::LaunchEnvironment& environment) {

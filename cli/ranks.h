@@ -25,7 +25,8 @@ struct RankGroup {
 };
 
 // Starts the ranks on this machine with the same command line without --processes and --restarts, and waits
-// for them, again after each restart. A line on standard error names the rank that ended an attempt.
+// for them, again after each restart. A line on standard error names the rank that ended an attempt, unless
+// that rank has printed its error and the ranks do not start again.
 //
 // Returns: the exit status of the last attempt
 // Throws:  UsageError if this process is already one of several ranks

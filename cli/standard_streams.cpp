@@ -23,7 +23,11 @@ void occupy(int descriptor, int unusable_mode) {
 
 }  // namespace
 
-void print_message(const std::string& text) { std::fprintf(stderr, "dtopp: %s\n", text.c_str()); }
+void print_message(const std::string& text) {
+  // A rank that was killed may have left its status line.
+  const char* const clear = ::isatty(STDERR_FILENO) == 1 ? "\r\x1b[K" : "";
+  std::fprintf(stderr, "%sdtopp: %s\n", clear, text.c_str());
+}
 
 void guard_standard_streams() {
   std::signal(SIGPIPE, SIG_IGN);

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/option_checks.h"
 #include "cli/ranks.h"
 #include "cli/standard_streams.h"
 #include "cli/stop_signals.h"
@@ -45,6 +46,7 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
   std::optional<StopScope> begins(stop_token());
   const config::RunConfig config = config::load_run_config(options.config, options.overrides);
   const bool is_main_rank = cluster.is_main_rank();
+  const ConsoleLog log = is_main_rank ? ConsoleLog(stderr) : ConsoleLog();
   const distributed::ProcessGroups& groups = connect_ranks(cluster, config);
 
   // Refuses another run's directory before anything is read.
@@ -60,8 +62,8 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
 
   directory.create();
   train::Trainer trainer = make_trainer(config, std::move(data), groups);
-  train::Run run(config, trainer, directory, cluster, memory.plan, memory.available,
-                 is_main_rank ? ConsoleLog(stderr) : ConsoleLog(), stop_token());
+  train::Run run(config, trainer, directory, cluster, memory.plan, memory.available, log,
+                 stop_token());
   run.add(std::move(probes));
   run.add(std::move(grids));
   if (options.profile > 0) run.profile(options.profile);
@@ -70,11 +72,20 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
   if (is_main_rank) print_summary(summary);
 }
 
+// Finds errors that all ranks would have, before any rank starts.
+void check_ranks(const config::RunConfig& config, int64_t processes) {
+  const bool is_cuda = config.training.device == config::Device::kCuda;
+  plan::make_plan(config, {processes, 1, config.parallel.expert_parallel.ranks.value_or(1)},
+                  is_cuda ? config::Device::kCuda : config::Device::kCpu);
+  models::open_training_data(config, data::Verify::kSizes);
+}
+
 void train(const TrainOptions& options) {
   const launch::LaunchEnvironment environment = own_launch_environment();
   if (options.processes > 0) {
     const config::RunConfig config = config::load_run_config(options.config, options.overrides);
     device::require_device(config.training.device, "training.device");
+    check_ranks(config, options.processes);
     end_process(run_processes(environment, {.processes = options.processes,
                                             .restarts = options.restarts,
                                             .checkpoints = runs::checkpoints_of(config.output)}));
@@ -100,13 +111,13 @@ void add_train(CLI::App& app) {
           "--restarts", options->restarts,
           "after a lost rank, start the ranks of --processes again from the newest checkpoint, at most this "
           "many times")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->needs(processes);
   verb->add_option(
           "--profile", options->profile,
           "train this many steps on a CPU, then exit; profile.txt and trace.json of the run show where the "
           "time of all steps but the first went")
-      ->check(CLI::Range(2, 1000));
+      ->check(between(2, 1000));
   verb->callback([options] { train(*options); });
 }
 

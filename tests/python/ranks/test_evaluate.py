@@ -141,7 +141,7 @@ def test_a_killed_rank_ends_all_and_finished_tasks_stay(run, whole, tmp_path, vi
     output, errors = process.communicate(timeout=20)
     assert process.returncode == 5 and output == "" and time.monotonic() - begin < 10
     lines = [line for line in errors.splitlines() if "rank " in line]
-    assert len(lines) == 1 and lines[0].startswith(f"dtopp: rank {victim} was killed by signal 9 (Killed), on "), lines
+    assert len(lines) == 1 and lines[0].startswith(f"dtopp: error: rank {victim} was killed by signal 9 (Killed), on "), lines
     assert "evaluating" in lines[0]
     finish(run, tmp_path, whole)
 

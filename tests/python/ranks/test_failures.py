@@ -60,7 +60,7 @@ def test_the_launcher_names_a_rank_that_is_killed_or_stopped(reference, tmp_path
     assert status == 5
     named = naming_a_rank(lines)
     assert len(named) == 1, lines
-    assert named[0].startswith(f"dtopp: rank {victim} ") and f"on {socket.gethostname()} at step " in named[0]
+    assert named[0].startswith(f"dtopp: error: rank {victim} ") and f"on {socket.gethostname()} at step " in named[0]
     assert ("killed by signal 9" if how == signal.SIGKILL else "silent for 2 s") in named[0]
     assert re.search(r"(waiting in|after) \w+", named[0])
 
@@ -139,7 +139,7 @@ def test_ranks_with_unlike_copies_of_a_checkpoint_end(reference, tmp_path):
     assert [status for status, _ in ends] == [0, 0], ends
 
 
-def test_the_launcher_names_a_rank_with_an_error_of_its_own(reference, tmp_path):
+def test_the_launcher_leaves_the_error_of_a_rank_to_the_rank(reference, tmp_path):
     """Rank 0 finds the directory locked."""
     run = tmp_path / "run"
     run.mkdir()
@@ -147,8 +147,20 @@ def test_the_launcher_names_a_rank_with_an_error_of_its_own(reference, tmp_path)
         fcntl.flock(lock, fcntl.LOCK_EX)
         status, lines = Process(command(reference, run, "--processes", 2)).end(timeout=LATEST)
     assert status == 2, lines
-    assert len([line for line in lines if line.startswith("dtopp: error: ")]) == 1
-    assert len(naming_a_rank(lines)) == 1 and naming_a_rank(lines)[0].startswith("dtopp: rank 0 ended with status 2, on ")
+    assert len(lines) == 1 and lines[0].startswith("dtopp: error: ") and str(run) in lines[0], lines
+
+
+@pytest.mark.parametrize("options, status, word", [
+    (["model.num_experts=16", "parallel.expert_parallel=16"], 2, "parallel.expert_parallel"),
+    (["training.micro_batch_size=4"], 2, "training.global_batch_size"),
+    (["data.train=[missing.npy]"], 3, "missing.npy"),
+    (["model.ffn_hidden_size=10000000"], 5, "of memory"),
+    (["training.initialize_from=missing"], 2, "missing")], ids=lambda value: value[-1] if isinstance(value, list) else "")
+def test_an_error_that_all_ranks_share_is_one_line(reference, tmp_path, options, status, word):
+    ended, lines = Process(command(reference, tmp_path / "run", "--processes", 2, *options)).end(timeout=LATEST)
+    assert ended == status, lines
+    assert len(lines) == 1 and lines[0].startswith("dtopp: error: ") and word in lines[0], lines
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("what, status, word", [("data", 3, "train.npy"), ("configuration", 2, "training.seed"),

@@ -137,7 +137,7 @@ def test_a_killed_rank_ends_the_run_which_goes_on_from_its_checkpoint(reference,
     assert process.wait(timeout=20) == 5
     assert time.monotonic() - begin < 10
     lines = [line for line in error.splitlines() if "rank " in line]
-    assert len(lines) == 1 and lines[0].startswith(f"dtopp: rank {victim} was killed by signal 9 (Killed), on "), lines
+    assert len(lines) == 1 and lines[0].startswith(f"dtopp: error: rank {victim} was killed by signal 9 (Killed), on "), lines
     done = tiny_run.dtopp(*train(reference, run))
     assert done.returncode == 0, done.stderr
     assert tiny_run.state(run, 12) == tiny_run.state(reference / "run", 12)
