@@ -60,6 +60,7 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
   std::unique_ptr<train::Periodic> probes = eval::make_probes(config),
                                    grids = eval::make_training_grids(config);
 
+  directory.require_space(memory.plan.checkpoint_bytes, log);
   directory.create();
   train::Trainer trainer = make_trainer(config, std::move(data), groups);
   train::Run run(config, trainer, directory, cluster, memory.plan, memory.available, log,

@@ -144,8 +144,8 @@ uint64_t bytes_of(const std::vector<models::MemoryPart>& parts, std::string_view
   return part == parts.end() ? 0 : part->bytes;
 }
 
-// Validation tasks need the whole model in fp32 on every rank. It takes the memory of gradients and
-// activations.
+// Validation tasks need the whole model in fp32 on every rank. It takes the memory of gradients
+// and activations.
 void add_task_model(const Subject& subject, std::vector<models::MemoryPart>& parts) {
   const config::ValidationConfig& validation = subject.config.validation;
   if (subject.dims.world_size == 1 || validation.every == 0 || validation.tasks.empty()) return;
@@ -258,6 +258,8 @@ Plan make_plan(const config::RunConfig& config, const distributed::ParallelDims&
       {static_cast<uint64_t>(training.global_batch_size), static_cast<uint64_t>(model.tokens_per_sample)});
   plan.micro_batch_size = training.micro_batch_size;
   plan.dims = dims;
+  plan.checkpoint_bytes = models::checked_product(
+      {kFloat, models::checked_sum({counts.all, counts.slots, model.ema_decay > 0 ? counts.all : 0})});
   std::vector<config::Precision> precisions = {training.precision};
   if (training.precision == config::Precision::kAuto) {
     precisions = {config::Precision::kBf16};

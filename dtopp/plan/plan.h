@@ -71,6 +71,8 @@ struct Plan {
   // average that a rank keeps. 0: checkpoint.asynchronous is false, or no checkpoint but the last is due.
   uint64_t snapshot_bytes = 0;
 
+  uint64_t checkpoint_bytes = 0;  // of its tensors on disk: parameters, moments and average, in fp32
+
   Communication communication;
 };
 

@@ -1,5 +1,6 @@
 #include "dtopp/runs/run_directory.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "dtopp/base/atomic_directory.h"
@@ -56,8 +57,11 @@ void require_same_configuration(const std::string& what, const config::RunConfig
     if (config::affects_result(key)) keys += (keys.empty() ? "" : ", ") + key;
   }
   if (keys.empty()) return;
-  throw UsageError(what + " holds a run of another configuration (different: " + keys +
-                   "); choose another output, or the same configuration to resume");
+  const bool is_longer = here.training.steps > there.training.steps;
+  throw UsageError(
+      what + " holds a run of another configuration (different: " + keys +
+      "); choose another output, or the same configuration to resume" +
+      (is_longer ? "; to train longer, set training.cooldown_from=" + what + " and another output" : ""));
 }
 
 void require_no_lost_checkpoints(const fs::path& run) {
@@ -116,6 +120,27 @@ checkpoint::Checkpoint open_checkpoint(const fs::path& path, const ConsoleLog& l
 RunDirectory::RunDirectory(const config::RunConfig& config, bool is_main_rank)
     : config_(config), path_(without_trailing_slash(config.output)), is_main_rank_(is_main_rank) {
   if (path_kind(path_) != PathKind::kNothing) create();
+}
+
+void RunDirectory::require_space(uint64_t checkpoint_bytes, const ConsoleLog& log) const {
+  if (!is_main_rank_) return;
+  const fs::path missing = first_missing(fs::absolute(path_));
+  std::error_code error;
+  const uint64_t free = fs::space(missing.empty() ? path_ : missing.parent_path(), error).available;
+  if (error) return;  // create() reports it
+  const auto bytes = [](uint64_t count) { return format_bytes(static_cast<double>(count)); };
+  const std::string state = path_.string() + ": its file system has " + bytes(free) + " free, ";
+  if (free < checkpoint_bytes)
+    throw DataError(state + "and a checkpoint needs " + bytes(checkpoint_bytes) +
+                    "; free space or choose another output");
+  const config::CheckpointConfig& saving = config_.checkpoint;
+  const int64_t saves = saving.every > 0 ? (config_.training.steps + saving.every - 1) / saving.every : 1;
+  const int64_t most = saving.keep > 0 ? std::min(saves, saving.keep + 1) : saves;
+  const auto there = static_cast<int64_t>(checkpoint::list_checkpoint_steps(checkpoints_of(path_)).size());
+  const int64_t more = std::max<int64_t>(1, most - there);
+  if (free / static_cast<uint64_t>(more) < checkpoint_bytes)
+    log.warning(state + "and the run writes " + std::to_string(more) + " more checkpoints of " +
+                bytes(checkpoint_bytes) + "; free space, or lower checkpoint.keep");
 }
 
 void RunDirectory::create() {

@@ -70,6 +70,10 @@ class RunDirectory {
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
 
+  // Checks the space of the file system for checkpoints of `checkpoint_bytes` bytes. Logs a warning if it is
+  // too small for all that the run holds at once: checkpoint.keep of them, and one that is written before
+  // the oldest is removed. Throws DataError if it is too small for one.
+  void require_space(uint64_t checkpoint_bytes, const ConsoleLog& log) const;
   // Creates missing parts of the path and locks the directory, unless this object holds the lock. Throws as
   // the constructor, and DataError if it cannot be created.
   void create();

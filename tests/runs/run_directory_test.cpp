@@ -142,6 +142,24 @@ TEST(RunDirectory, removes_what_it_created_unless_it_is_kept) {
   EXPECT_TRUE(config_of(config.output));
 }
 
+TEST(RunDirectory, requires_the_space_of_a_checkpoint_and_warns_of_more) {
+  ScratchDirectory scratch;
+  config::RunConfig config = config::sized_config();
+  config.output = scratch / "a/run";
+  config.training.steps = 10;
+  config.checkpoint = {.every = 2, .keep = 2};
+  const RunDirectory directory(config, /*is_main_rank=*/true);
+  const uint64_t free = fs::space(scratch.path()).available;
+  const LogText quiet, warns;
+  directory.require_space(free / 8, quiet.log());  // three at once
+  EXPECT_THAT(quiet.lines(), ElementsAre());
+  directory.require_space(free / 2, warns.log());
+  EXPECT_THAT(warns.lines(), ElementsAre(HasSubstr("the run writes 3 more checkpoints of ")));
+  EXPECT_THAT(error_of<DataError>([&] { directory.require_space(2 * free, quiet.log()); }),
+              HasSubstr((scratch / "a/run").string() + ": its file system has "));
+  EXPECT_FALSE(fs::exists(scratch / "a"));
+}
+
 TEST(RunDirectory, knows_when_its_checkpoints_are_lost) {
   ScratchDirectory scratch;
   config::RunConfig config = config::sized_config();
