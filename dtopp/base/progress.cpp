@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "dtopp/base/format.h"
@@ -13,6 +14,13 @@ namespace {
 
 constexpr auto kRedrawOnTerminal = std::chrono::milliseconds(200);
 constexpr auto kLineElsewhere = std::chrono::seconds(30);
+
+// The longest text that a line of the terminal holds: a full line would begin the next one.
+size_t room_of(std::FILE* terminal) {
+  winsize size{};
+  const bool is_known = ::ioctl(::fileno(terminal), TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+  return is_known ? size.ws_col - size_t{1} : std::string::npos;
+}
 
 std::string amount(double value, const std::string& unit) {
   return unit == "B" ? format_bytes(value) : format_count(value) + " " + unit;
@@ -42,9 +50,10 @@ StatusLine::StatusLine(std::FILE* stream) : stream_(stream), on_terminal_(::isat
 
 void StatusLine::draw(const std::string& text) {
   if (on_terminal_) {
-    const size_t leftover = width_ > text.size() ? width_ - text.size() : 0;
-    std::fprintf(stream_, "\r%s%*s", text.c_str(), static_cast<int>(leftover), "");
-    width_ = text.size();
+    const std::string shown = text.substr(0, room_of(stream_));
+    const size_t leftover = width_ > shown.size() ? width_ - shown.size() : 0;
+    std::fprintf(stream_, "\r%s%*s", shown.c_str(), static_cast<int>(leftover), "");
+    width_ = shown.size();
   } else {
     std::fprintf(stream_, "%s\n", text.c_str());
   }
@@ -58,7 +67,8 @@ void StatusLine::clear() {
 }
 
 void StatusLine::end() {
-  if (width_ > 0) std::fputs("\n", stream_);
+  if (width_ == 0) return;
+  std::fputs("\n", stream_);
   width_ = 0;
   std::fflush(stream_);
 }

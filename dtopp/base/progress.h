@@ -16,10 +16,14 @@ namespace dtopp {
 std::string progress_line(const std::string& label, const std::string& unit, uint64_t done, uint64_t total,
                           double seconds, uint64_t start = 0);
 
-// A status line. On a terminal each draw replaces the last one; elsewhere each draw prints a new line.
+// A status line. On a terminal each draw replaces the last one, cut to the terminal's width; elsewhere each
+// draw prints a new line. Not thread-safe.
 class StatusLine {
  public:
   explicit StatusLine(std::FILE* stream);
+  ~StatusLine() { end(); }
+  StatusLine(const StatusLine&) = delete;
+  StatusLine& operator=(const StatusLine&) = delete;
 
   bool on_terminal() const { return on_terminal_; }
   void draw(const std::string& text);

@@ -205,6 +205,7 @@ void validate_values(const RunConfig& config) {
   require_at_least("checkpoint.every", 0, config.checkpoint.every);
   require_at_least("checkpoint.keep", 0, config.checkpoint.keep);
   require_at_least("logging.every", 1, config.logging.every);
+  require_at_least("logging.console_every", 1, config.logging.console_every);
   require_at_least("logging.trace_step", 0, config.logging.trace_step);
   validate(config.data, config.model);
   validate_sources(config);

@@ -69,7 +69,7 @@ template <class Losses>
 LossSection(Losses&, ModelType) -> LossSection<Losses>;  // clang 14 does not deduce it
 
 struct TrainingConfig {
-  int64_t steps = 95367;
+  int64_t steps = 95367;            // the learning-rate schedule spans them
   int64_t global_batch_size = 512;  // samples per optimizer step: sequences or images
   int64_t micro_batch_size = 8;     // samples per forward and backward pass
   // Activations that the backward pass computes again instead of storing them. moe: the experts' products
@@ -120,7 +120,8 @@ struct CheckpointConfig {
 };
 
 struct LoggingConfig {
-  int64_t every = 1;  // steps per line of metrics
+  int64_t every = 1;            // steps per line of metrics
+  int64_t console_every = 100;  // steps per line of the console, unless that is a terminal
   bool tensorboard = true;
   int64_t trace_step = 0;  // on a CUDA device, the step to record in trace.json; 0: none
 };
@@ -190,6 +191,7 @@ void visit_fields(SectionOf<CheckpointConfig> auto& config, auto&& field) {
 
 void visit_fields(SectionOf<LoggingConfig> auto& config, auto&& field) {
   field("every", config.every);
+  field("console_every", config.console_every);
   field("tensorboard", config.tensorboard);
   field("trace_step", config.trace_step);
 }
@@ -251,7 +253,7 @@ std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b);
 // - the execution: training.threads, device, deterministic, recompute and micro_batch_size, and parallel.*.
 //
 // The execution changes rounding. With loss.batch_statistics: micro_batch it also changes over which tokens f
-// is taken. training.steps must not change, because the schedule depends on it.
+// is taken. training.steps must not change, because the schedule spans them.
 bool affects_result(const std::string& key);
 
 }  // namespace dtopp::config

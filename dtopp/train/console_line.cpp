@@ -35,26 +35,39 @@ std::string routing_text(const config::RunConfig& config, const StepResult& resu
 
 }  // namespace
 
-std::string device_line(const std::string& device, const StepYardstick& yardstick) {
+std::string run_line(const config::RunConfig& config, const plan::Plan& plan) {
+  const auto count = [](auto number) { return format_count(static_cast<double>(number)); };
+  const config::TrainingConfig& training = config.training;
+  std::string line = count(plan.parameters) + " parameters";
+  if (plan.active_parameters != plan.parameters)
+    line += ", " + count(plan.active_parameters) + " active per token";
+  return line + "; " + std::to_string(training.steps) + " steps of " +
+         std::to_string(training.global_batch_size) + " x " +
+         std::to_string(config.model.tokens_per_sample()) +
+         " tokens: " + count(plan.tokens_per_step * static_cast<uint64_t>(training.steps)) + " tokens";
+}
+
+std::string device_line(const std::string& device, const std::string& precision,
+                        const StepYardstick& yardstick, const std::string& output) {
   const auto gflops = [](double rate) { return std::to_string(static_cast<int64_t>(rate / 1e9)); };
-  return "training on " + device + "; measured matrix rate: " + gflops(yardstick.matrix_rate) + " GFLOP/s" +
-         (yardstick.peak_rate ? " (data sheet: " + gflops(*yardstick.peak_rate) + ")" : "");
+  return "training on " + device + " in " + precision + ", measured at " + gflops(yardstick.matrix_rate) +
+         " GFLOP/s" + (yardstick.peak_rate ? " (data sheet: " + gflops(*yardstick.peak_rate) + ")" : "") +
+         "; output: " + output;
 }
 
 std::string console_line(const config::RunConfig& config, int64_t step, const StepResult& result,
                          const StepRates& rates) {
   std::string line = "step " + std::to_string(step) + "/" + std::to_string(config.training.steps);
-  line.append(format(" | loss %.3f", result.loss)).append(format(" | grad %.2f", result.grad_norm));
-  if (result.skipped)
-    line.append(" | skipped");
-  else
-    line.append(" | lr ").append(scientific(result.lr));
-  line.append(routing_text(config, result));
+  line.append(format(" | loss %.3f", result.loss));
+  if (result.skipped) line.append(" | skipped");
   line.append(" | ").append(format_count(rates.tokens_per_second)).append(" tok/s");
-  line.append(format(" | MFU %.0f %%", rates.mfu * 100));
-  if (rates.mfu_of_peak) line.append(format(" (%.0f %% of peak)", *rates.mfu_of_peak * 100));
-  line.append(" | ").append(format_bytes(static_cast<double>(rates.memory_bytes)));
-  return line.append(" | ").append(format_duration(rates.seconds_left)).append(" left");
+  line.append(" | ").append(format_duration(rates.seconds));
+  line.append(", ").append(format_duration(rates.seconds_left)).append(" left");
+  line.append(routing_text(config, result));
+  line.append(format(" | grad %.2f", result.grad_norm));
+  if (!result.skipped) line.append(" | lr ").append(scientific(result.lr));
+  if (rates.mfu_of_peak) line.append(format(" | MFU %.0f %%", *rates.mfu_of_peak * 100));
+  return line.append(" | ").append(format_bytes(static_cast<double>(rates.memory_bytes)));
 }
 
 std::string validation_line(int64_t step, const models::ValidationResult* loss,

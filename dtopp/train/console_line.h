@@ -10,13 +10,20 @@
 
 namespace dtopp::train {
 
-// The run's device and its speed.
-std::string device_line(const std::string& device, const StepYardstick& yardstick);
+// 1.51M parameters, 0.91M active per token; 300 steps of 4 x 256 tokens: 307k tokens
+std::string run_line(const config::RunConfig& config, const plan::Plan& plan);
 
-// step 120/300 | loss 5.123 | grad 0.84 | lr 2.9e-3 | experts 4.02/4 | p 0.412 | imbalance 1.8 | …
+// The run's device with its speed, the precision and the output.
+std::string device_line(const std::string& device, const std::string& precision,
+                        const StepYardstick& yardstick, const std::string& output);
+
+// step 120/300 | loss 5.123 | 5.12k tok/s | 1m27s, 2m10s left | experts 4.02/4 | p 0.412 | imbalance 1.8 |
+// grad 0.84 | lr 2.9e-3 | 1.2 GB
 //
-// Fields that do not apply are omitted: experts and imbalance for a dense model, the target unless dtop_p, p
-// for top_k. With a threshold per layer, p is the range "0.39-0.44". A skipped step is marked "skipped".
+// A narrow terminal cuts the end of the line. Fields that do not apply are omitted: experts and imbalance for
+// a dense model, the target unless dtop_p, p for top_k, the MFU unless the device's data sheet is known. With
+// a threshold per layer, p is the range "0.39-0.44". A skipped step is marked "skipped". The times are those
+// in steps: so far in the whole run, and left.
 std::string console_line(const config::RunConfig& config, int64_t step, const StepResult& result,
                          const StepRates& rates);
 

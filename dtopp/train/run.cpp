@@ -1,6 +1,7 @@
 #include "dtopp/train/run.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
@@ -104,7 +105,9 @@ void Run::open_outputs(bool resumed) {
     profile_.emplace();
     rates_ = {yardstick.matrix_rate, device::measure_memory_rate()};
   }
-  log_.message(device_line(device::describe_device(device), yardstick));
+  log_.message(run_line(config_, plan_));
+  log_.message(device_line(device::describe_device(device), type == at::kBFloat16 ? "bf16" : "fp32",
+                           yardstick, config_.output));
   if (trainer_.data().validation_samples == 0 && config_.validation.every > 0)
     log_.message("no data.validation: training without validation");
 }
@@ -171,6 +174,7 @@ void Run::record(const StepResult& result) {
   const StepRates speed = meter_->rates(result);
   if (const auto warning = budget_.observe(result.step, result.activations.layer_means()))
     log_.warning(*warning);
+  show(result, speed, result.step == last_step_);
   const bool last = result.step == config_.training.steps;
   if (result.step % config_.logging.every != 0 && !last && !result.skipped) return;
   runs::MetricRecord record = record_now(result.step, result.tokens);
@@ -180,7 +184,15 @@ void Run::record(const StepResult& result) {
   add_rates(speed, result.data_seconds / result.seconds, record);
   if (const auto times = saver_.take_times()) add_saving(*times, record);
   metrics_->write(record);
-  log_.line(console_line(config_, result.step, result, speed));
+}
+
+void Run::show(const StepResult& result, const StepRates& speed, bool is_last) {
+  const bool is_first = std::exchange(shows_first_, false);
+  const bool stays = is_last || (!log_.on_terminal() && (is_first || result.skipped ||
+                                                         result.step % config_.logging.console_every == 0));
+  if (!stays && !log_.on_terminal()) return;
+  const std::string line = console_line(config_, result.step, result, speed);
+  stays ? log_.line(line) : log_.status(line);
 }
 
 void Run::out_of_memory() const {

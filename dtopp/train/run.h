@@ -72,6 +72,9 @@ class Run {
   // Processes results until at most `in_flight` issued steps are left.
   void take_results(size_t in_flight);
   void record(const StepResult& result);
+  // Prints the step's line: on a terminal in place of the last one, elsewhere every logging.console_every
+  // steps.
+  void show(const StepResult& result, const StepRates& speed, bool is_last);
   // Names the micro-batch size to lower training.micro_batch_size to.
   [[noreturn]] void out_of_memory() const;
   [[noreturn]] void give_up(const StepResult& result);
@@ -113,6 +116,7 @@ class Run {
   MachineRates rates_;                  // measured before the profile's first step
   RunSaver saver_;
   moe::BudgetWatch budget_;
+  bool shows_first_ = true;      // no step of this process has been shown
   bool stop_requested_ = false;  // on any rank
   bool unsaved_ = false;         // whether the trainer's state is newer than the last save's
 };

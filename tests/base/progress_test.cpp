@@ -1,5 +1,12 @@
 #include "dtopp/base/progress.h"
 
+#include <algorithm>
+#include <stdexcept>
+
+#include <pty.h>
+#include <unistd.h>
+
+#include "dtopp/base/console_log.h"
 #include "tests/base/scratch_directory.h"
 
 namespace dtopp {
@@ -41,6 +48,45 @@ TEST(ProgressBar, writes_one_plain_line_where_there_is_no_terminal) {
   EXPECT_TRUE(log.starts_with("prepare  100%  1.00k/1.00k docs  ")) << log;
   EXPECT_EQ(log.find('\n'), log.size() - 1) << log;
   EXPECT_EQ(log.find('\r'), std::string::npos) << log;
+}
+
+// A pseudo-terminal of `columns` characters.
+class Terminal {
+ public:
+  explicit Terminal(unsigned short columns) {
+    int end = -1;
+    winsize size{};
+    size.ws_col = columns;
+    if (::openpty(&screen_, &end, nullptr, nullptr, &size) != 0) throw std::runtime_error("no terminal");
+    stream_ = ::fdopen(end, "w");
+  }
+  ~Terminal() {
+    std::fclose(stream_);
+    ::close(screen_);
+  }
+  std::FILE* stream() const { return stream_; }
+  std::string text() const {
+    char bytes[4096];
+    const auto count = ::read(screen_, bytes, sizeof bytes);
+    return {bytes, static_cast<size_t>(std::max<ssize_t>(count, 0))};
+  }
+
+ private:
+  int screen_ = -1;
+  std::FILE* stream_ = nullptr;
+};
+
+TEST(StatusLine, fits_into_one_line_of_the_terminal_and_makes_room_for_a_message) {
+  const Terminal terminal(20);
+  {
+    const ConsoleLog log(terminal.stream());
+    log.status("step 1/2 | " + std::string(40, 'x'));
+    log.status("step 2/2");
+    log.message("saved");
+    log.status("step 3/2");
+  }
+  EXPECT_EQ(terminal.text(), "\rstep 1/2 | xxxxxxxx\rstep 2/2" + std::string(11, ' ') + "\r" +
+                                 std::string(8, ' ') + "\rdtopp: saved\r\n\rstep 3/2\r\n");
 }
 
 }  // namespace

@@ -212,6 +212,7 @@ TEST_F(RunConfigTest, a_resumed_run_may_change_how_it_works_but_not_what_it_comp
                                             "checkpoint.keep",
                                             "checkpoint.asynchronous",
                                             "logging.every",
+                                            "logging.console_every",
                                             "logging.tensorboard",
                                             "logging.trace_step",
                                             "output"}));

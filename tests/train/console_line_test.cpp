@@ -28,6 +28,7 @@ StepResult routed_step(int64_t layers, std::vector<double> thresholds) {
 }
 
 const StepRates kRates{.tokens_per_second = 5120,
+                       .seconds = 87,
                        .tflops = 0.5,
                        .mfu = 0.432,
                        .seconds_left = 130,
@@ -36,15 +37,16 @@ const StepRates kRates{.tokens_per_second = 5120,
 
 TEST(ConsoleLine, shows_the_step_its_losses_routing_and_speed) {
   EXPECT_EQ(console_line(config_of(config::RoutingMethod::kDTopP), 120, routed_step(2, {0.4123}), kRates),
-            "step 120/300 | loss 5.123 | grad 0.84 | lr 2.9e-3 | experts 4.02/4 | p 0.412 | imbalance 1.2 | "
-            "5.12k tok/s | MFU 43 % | 1.2 GB | 2m10s left");
+            "step 120/300 | loss 5.123 | 5.12k tok/s | 1m27s, 2m10s left | experts 4.02/4 | p 0.412 | "
+            "imbalance 1.2 | grad 0.84 | lr 2.9e-3 | 1.2 GB");
 }
 
-TEST(ConsoleLine, sets_speed_beside_the_data_sheets_peak_where_it_is_known) {
+// The rate measured at the start is too low if other work ran then, and MFU would exceed 100 %.
+TEST(ConsoleLine, has_an_mfu_of_the_data_sheets_peak_alone) {
   StepRates rates = kRates;
   rates.mfu_of_peak = 0.308;
   const auto line = console_line(config_of(config::RoutingMethod::kDTopP), 1, routed_step(1, {0.4}), rates);
-  EXPECT_NE(line.find(" | MFU 43 % (31 % of peak) | "), std::string::npos) << line;
+  EXPECT_NE(line.find(" | MFU 31 % | "), std::string::npos) << line;
 }
 
 TEST(ConsoleLine, shows_the_range_of_thresholds_where_each_layer_has_its_own) {
@@ -59,7 +61,7 @@ TEST(ConsoleLine, leaves_out_what_the_routing_lacks) {
   const auto top_p = console_line(config_of(config::RoutingMethod::kTopP), 1, routed_step(2, {0.25}), kRates);
   EXPECT_NE(top_p.find(" | experts 4.02 | p 0.250 | imbalance"), std::string::npos) << top_p;
   const auto dense = console_line(config_of(config::RoutingMethod::kTopK), 1, routed_step(0, {}), kRates);
-  EXPECT_NE(dense.find(" | lr 2.9e-3 | 5.12k tok/s"), std::string::npos) << dense;
+  EXPECT_NE(dense.find(" left | grad 0.84 | lr 2.9e-3"), std::string::npos) << dense;
 }
 
 TEST(ConsoleLine, says_that_a_step_was_skipped) {
@@ -67,6 +69,20 @@ TEST(ConsoleLine, says_that_a_step_was_skipped) {
   result.skipped = true;
   const auto line = console_line(config_of(config::RoutingMethod::kDTopP), 1, result, kRates);
   EXPECT_NE(line.find(" | skipped | "), std::string::npos) << line;
+}
+
+TEST(RunLine, names_parameters_and_tokens) {
+  config::RunConfig config = config_of(config::RoutingMethod::kDTopP);
+  config.model.sequence_length = 256;
+  config.training.global_batch_size = 4;
+  plan::Plan plan;
+  plan.parameters = 1'510'000;
+  plan.active_parameters = 912'000;
+  plan.tokens_per_step = 1024;
+  EXPECT_EQ(run_line(config, plan),
+            "1.51M parameters, 912k active per token; 300 steps of 4 x 256 tokens: 307k tokens");
+  plan.active_parameters = plan.parameters;
+  EXPECT_EQ(run_line(config, plan), "1.51M parameters; 300 steps of 4 x 256 tokens: 307k tokens");
 }
 
 TEST(ValidationLine, names_what_was_measured) {

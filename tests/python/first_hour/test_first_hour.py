@@ -31,7 +31,7 @@ def train(tmp_path_factory):
     def arguments(output):
         return ["train", tiny_run.ROOT / "configs/quickstart.yaml", f"data.train=[{tokens}]", f"data.validation=[{tokens}]",
                 f"training.steps={STEPS}", "training.device=cpu", "training.threads=1", "optimizer.warmup_steps=5",
-                "validation.every=10", "validation.tokens=2048", "checkpoint.every=5", "logging.every=1", f"output={output}"]
+                "validation.every=10", "validation.tokens=2048", "checkpoint.every=5", "logging.every=1", "logging.console_every=1", f"output={output}"]
 
     return arguments
 

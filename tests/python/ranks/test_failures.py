@@ -24,7 +24,7 @@ pytestmark = [needs_program, for_cpus]
 
 # Data files in each rank's working directory.
 BESIDE = ["data.train=[train.npy]", "data.validation=[]"]
-LONG = ["training.steps=1000000", "checkpoint.every=0", "logging.every=50"]
+LONG = ["training.steps=1000000", "checkpoint.every=0", "logging.every=50", "logging.console_every=50"]
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def test_two_hosts_train_to_the_bits_of_one_and_listen_to_each_other(tmp_path):
 def test_both_sides_of_a_cut_network_name_the_other(tmp_path, cut):
     tiny_run.make(tmp_path)
     with two_hosts.TwoHosts(tmp_path) as hosts:
-        ranks = start(hosts, tmp_path, "training.steps=1000000", "checkpoint.every=0", "logging.every=50",
+        ranks = start(hosts, tmp_path, "training.steps=1000000", "checkpoint.every=0", "logging.every=50", "logging.console_every=50",
                       f"parallel.timeout={TIMEOUT}")
         ranks[0].wait_for("step 50")
         hosts[cut].run("ip link set eth0 down")

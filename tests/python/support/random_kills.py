@@ -38,7 +38,7 @@ OVERRIDES = [
     "model.hidden_size=16", "model.num_layers=1", "model.num_heads=2", "model.ffn_hidden_size=8", "model.num_experts=4",
     "routing.experts=2", "model.sequence_length=16", f"training.steps={STEPS}", "training.micro_batch_size=1",
     f"validation.every={VALIDATE}", "validation.tokens=512", f"checkpoint.every={SAVE}", f"checkpoint.keep={KEEP}",
-    "logging.tensorboard=false"]
+    "logging.tensorboard=false", "logging.console_every=1"]
 PATIENCE = 60  # seconds for a run that ends by itself
 
 TARGETS = {"rank": 7, "all ranks": 2, "launcher": 1}

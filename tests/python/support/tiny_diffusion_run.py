@@ -22,7 +22,7 @@ data: {{train: [{data}/train], validation: [{data}/validation]}}
 training: {{steps: 12, global_batch_size: 4, micro_batch_size: 2, seed: 3, precision: fp32, device: {device}, threads: 1}}
 validation: {{every: 6, tokens: 100000}}
 checkpoint: {{every: 4, keep: 0}}
-logging: {{tensorboard: false}}
+logging: {{tensorboard: false, console_every: 1}}
 output: {data}/run
 """
 SCALE, SHIFT = [0.5, 2.0, 1.0, 0.25], 0.1  # for latents

@@ -31,6 +31,7 @@ data: {{train: [{data}/train.npy], validation: [{data}/validation.npy]}}
 training: {{steps: 12, global_batch_size: 4, micro_batch_size: 2, seed: 3, precision: fp32, device: {device}, threads: 1}}
 validation: {{every: 5, tokens: 256}}
 checkpoint: {{every: 4, keep: 0}}
+logging: {{console_every: 1}}
 output: {output}
 """
 

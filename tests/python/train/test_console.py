@@ -1,0 +1,67 @@
+"""The console of `train`: a few lines in a file, one line that changes on a terminal."""
+
+import fcntl
+import math
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+
+import tiny_run
+from needs import for_cpus, needs_program
+from safetensors import safe_open
+
+pytestmark = [needs_program, for_cpus]
+
+STEPS = ["training.steps=25", "checkpoint.every=0", "validation.every=12", "logging.tensorboard=false"]
+
+
+def steps_in(lines):
+    return [int(match[1]) for match in (re.match(r"step (\d+)/25 \| loss ", line) for line in lines) if match]
+
+
+def test_a_file_gets_the_first_the_last_and_every_nth_step(tmp_path):
+    done = tiny_run.dtopp("train", tiny_run.make(tmp_path), *STEPS, "logging.console_every=10", "logging.every=5")
+    assert done.returncode == 0, done.stderr
+    assert steps_in(done.stderr.splitlines()) == [1, 10, 20, 25]
+    assert [line["step"] for line in tiny_run.metrics(tmp_path / "run") if "train/loss" in line] == [5, 10, 15, 20, 25]
+
+
+def test_the_start_names_the_size_of_the_run(tmp_path):
+    done = tiny_run.dtopp("train", tiny_run.make(tmp_path), *STEPS)
+    assert done.returncode == 0, done.stderr
+    sizes = {}
+    with safe_open(tmp_path / "run/checkpoints/step-00000025/model.safetensors", "np") as tensors:
+        for name in tensors.keys():
+            sizes[name] = math.prod(tensors.get_slice(name).get_shape())
+    every = sum(sizes.values())
+    idle = sum(size for name, size in sizes.items() if ".experts." in name) * 5 / 8  # 3 of 8 experts are active
+    first, second = done.stderr.splitlines()[:2]
+    assert first == (f"dtopp: {every / 1000:.1f}k parameters, {(every - idle) / 1000:.1f}k active per token; "
+                     "25 steps of 4 x 32 tokens: 3.20k tokens")
+    assert second.startswith("dtopp: training on the CPU (1 thread) in fp32, measured at ")
+    assert second.endswith(f"; output: {tmp_path / 'run'}")
+
+
+def test_a_terminal_shows_one_line_that_changes(tmp_path):
+    screen, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 70, 0, 0))
+    process = subprocess.Popen([tiny_run.BINARY, "train", tiny_run.make(tmp_path), *STEPS], stdout=subprocess.DEVNULL, stderr=end)
+    os.close(end)
+    text = b""
+    try:
+        while block := os.read(screen, 65536):
+            text += block
+    except OSError:  # the other end is closed
+        pass
+    assert process.wait(timeout=60) == 0
+    drawn = text.decode().split("\r\n")
+    shown = [line.rstrip("\r").split("\r")[-1] for line in drawn]
+    assert steps_in(shown) == [25]
+    states = [state for line in drawn for state in line.split("\r")]
+    assert steps_in(states) == list(range(1, 26))
+    assert all(len(state) < 70 for state in states if state.startswith("step") and not state.startswith("step 25/"))
+    assert [line.split(":")[1] for line in shown if "validation" in line] == [
+        f" validation at step {step}" for step in (0, 12, 24, 25)]
