@@ -103,8 +103,16 @@ void insert_method(std::string& text, const std::string& method) {
   if (at != std::string::npos) text.replace(at, kPlaceholder.size(), method);
 }
 
+void refuse_study(const ConfigNode& tree) {
+  for (const char* key : {"variants", "seeds", "measure"}) {
+    if (const ConfigNode* node = tree.find(key))
+      throw UsageError(node->location() + ": " + key + ": belongs to a study; run the file with dtopp study");
+  }
+}
+
 // Reads and validates the configuration. It adds the location to the errors of validate().
 RunConfig read_run_config(ConfigNode tree, bool trains) {
+  refuse_study(tree);
   take(tree, "methods");
   const std::optional<ConfigNode> method = take(tree, "method");
   RunConfig config;

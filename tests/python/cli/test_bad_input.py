@@ -76,6 +76,36 @@ def test_mistyped_words_are_named_with_the_nearest_one(arguments, names):
     fails(2, names, *arguments)
 
 
+@pytest.mark.parametrize("arguments, names", [
+    (["generate", "run", "--max-tokens", "0"], ["--max-tokens", "greater than 0", "is 0"]),
+    (["generate", "run", "--top-p", "1.5"], ["--top-p", "from 0 to 1", "1.5"]),
+    (["generate", "run", "--temperature", "nan"], ["--temperature", "nan"]),
+    (["sample", "run", "--count", "-3"], ["--count", "greater than 0", "-3"]),
+    (["serve", "run", "--kv-tokens", "-1"], ["--kv-tokens", "at least 0", "-1"]),
+    (["train", "run.yaml", "--processes", "5000"], ["--processes", "from 1 to 4096", "5000"]),
+    (["plan", "run.yaml", "--ranks", "0"], ["--ranks", "greater than 0"]),
+    (["study", "study.yaml", "--hours", "-1"], ["--hours", "at least 0"]),
+])
+def test_a_refused_option_names_its_bound_in_a_short_line(arguments, names):
+    done = fails(2, names, *arguments)
+    assert len(done.stderr) < 100, done.stderr
+
+
+def test_a_hint_tells_what_to_write_instead(tmp_path):
+    config = tiny_run.make(tmp_path)
+    fails(2, ["write training.steps=10 without"], "train", config, "--training.steps=10")
+    fails(2, ["write training.steps=VALUE without"], "train", config, "--training.steps", "10")
+    fails(2, ["write method=top_k without"], "plan", config, "--method=top_k")
+    study = tmp_path / "study.yaml"
+    study.write_text(f"base: {config}\nseeds: [1, 2]\nvariants: {{a: {{}}}}\n")
+    fails(2, [f"{study}:3", "dtopp study"], "train", study)
+    tiny_run.trained(tmp_path)
+    fails(2, ["different: training.steps", f"training.cooldown_from={tmp_path / 'run'}"], "train", config, "training.steps=20")
+    done = tiny_run.dtopp("train", config, "training.steps=20", f"training.cooldown_from={tmp_path / 'run'}",
+                          f"output={tmp_path / 'longer'}")
+    assert done.returncode == 0 and "step 20/20" in done.stderr, done.stderr
+
+
 @pytest.fixture
 def locked():
     """A folder that only its owner may enter, inside a folder that everyone may write to."""
