@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -41,8 +42,18 @@ void print_summary(const train::RunSummary& summary) {
   if (!summary.profile.empty()) std::printf("\n%s", summary.profile.c_str());
 }
 
+using Clock = std::chrono::steady_clock;
+
+// A signal stops the run, and so do `hours` since `begin` unless they are 0.
+StopToken stop_after(double hours, Clock::time_point begin) {
+  if (hours == 0) return stop_token();
+  const std::chrono::duration<double> seconds(3600 * hours);
+  return stop_token().until(begin + std::chrono::duration_cast<Clock::duration>(seconds));
+}
+
 // Trains as one rank of `cluster`.
 void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
+  const Clock::time_point begin = Clock::now();
   std::optional<StopScope> begins(stop_token());
   const config::RunConfig config = config::load_run_config(options.config, options.overrides);
   const bool is_main_rank = cluster.is_main_rank();
@@ -64,7 +75,7 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
   directory.create();
   train::Trainer trainer = make_trainer(config, std::move(data), groups);
   train::Run run(config, trainer, directory, cluster, memory.plan, memory.available, log,
-                 stop_token());
+                 stop_after(config.training.max_hours, begin));
   run.add(std::move(probes));
   run.add(std::move(grids));
   if (options.profile > 0) run.profile(options.profile);

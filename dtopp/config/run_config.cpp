@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kMostThreads = 4096;
 constexpr int64_t kLongestTimeout = 86400;  // seconds
+constexpr double kMostHours = 1e6;
 
 void validate(const LossConfig& loss) {
   require_not_negative("loss.lm_z", loss.lm_z);
@@ -60,6 +61,7 @@ void validate(const TrainingConfig& training, const ModelConfig& model) {
   require_at_least("training.seed", 0, training.seed);
   require_between("training.threads", 0, kMostThreads, training.threads);
   require_at_least("training.max_skips", 0, training.max_skips);
+  require_between("training.max_hours", 0, kMostHours, training.max_hours);
   require_not_negative("training.upcycle_noise", training.upcycle_noise);
   if (!training.initialize_from.empty() && !training.cooldown_from.empty())
     throw InvalidValue("training.initialize_from",
@@ -239,7 +241,7 @@ std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b) 
 }
 
 bool affects_result(const std::string& key) {
-  constexpr std::array<std::string_view, 11> kFreeKeys = {"name",
+  constexpr std::array<std::string_view, 12> kFreeKeys = {"name",
                                                           "output",
                                                           "training.threads",
                                                           "training.device",
@@ -248,6 +250,7 @@ bool affects_result(const std::string& key) {
                                                           "training.recompute",
                                                           "data.validation",
                                                           "training.max_skips",
+                                                          "training.max_hours",
                                                           "diffusion.samples_every",
                                                           "diffusion.sample_classes"};
   constexpr std::array<std::string_view, 4> kFreeSections = {"parallel.", "validation.", "checkpoint.",

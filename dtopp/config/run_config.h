@@ -81,6 +81,7 @@ struct TrainingConfig {
   bool deterministic = false;  // the same bits in every run on a CUDA device too
   int64_t threads = 0;         // 0: all cores available to this process
   int64_t max_skips = 10;      // non-finite steps in a row before the run ends with status 6
+  double max_hours = 0;        // a start of the run saves and stops after them with status 75; 0: no limit
   // Each is a checkpoint, or a run whose newest checkpoint is used. Empty: training starts from the seed.
   std::string initialize_from;  // start from its parameters only
   std::string cooldown_from;    // resume from it, with parameters, moments and all other state
@@ -164,6 +165,7 @@ void visit_fields(SectionOf<TrainingConfig> auto& config, auto&& field) {
   field("deterministic", config.deterministic);
   field("threads", config.threads);
   field("max_skips", config.max_skips);
+  field("max_hours", config.max_hours);
   field("initialize_from", config.initialize_from);
   field("cooldown_from", config.cooldown_from);
   field("upcycle_noise", config.upcycle_noise);
@@ -249,7 +251,7 @@ std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b);
 // - name and output;
 // - reports and their times: validation.*, data.validation, checkpoint.*, logging.*,
 //   diffusion.samples_every and diffusion.sample_classes;
-// - the limit after which a run ends: training.max_skips;
+// - the limits after which a run ends: training.max_skips and max_hours;
 // - the execution: training.threads, device, deterministic, recompute and micro_batch_size, and parallel.*.
 //
 // The execution changes rounding. With loss.batch_statistics: micro_batch it also changes over which tokens f

@@ -15,6 +15,12 @@ void require_between(const char* key, int64_t least, int64_t most, int64_t value
                                 std::to_string(value));
 }
 
+void require_between(const char* key, double least, double most, double value) {
+  if (!(value >= least && value <= most))
+    throw InvalidValue(key, "must lie in [" + detail::print_value(least) + ", " + detail::print_value(most) +
+                                "], is " + detail::print_value(value));
+}
+
 void require_not_negative(const char* key, double value) {
   if (!(value >= 0)) throw InvalidValue(key, "must not be negative, is " + detail::print_value(value));
 }

@@ -7,6 +7,7 @@ namespace dtopp::config {
 
 void require_at_least(const char* key, int64_t least, int64_t value);
 void require_between(const char* key, int64_t least, int64_t most, int64_t value);
+void require_between(const char* key, double least, double most, double value);
 void require_not_negative(const char* key, double value);
 void require_threshold(const char* key, double value);  // in (0, 1)
 

@@ -49,7 +49,8 @@ class Run {
   void profile(int64_t steps);
 
   // Trains to config.training.steps, resuming from the newest valid checkpoint in config.output. After a
-  // request to stop, saves the state and throws Stopped. Call it once.
+  // request to stop, which may be the deadline of training.max_hours, saves the state and throws Stopped.
+  // Call it once.
   //
   // Returns:       the summary, on every rank
   // Throws:        NumericalError after more than training.max_skips non-finite steps in a row; ResourceError

@@ -200,6 +200,7 @@ TEST_F(RunConfigTest, a_resumed_run_may_change_how_it_works_but_not_what_it_comp
                                             "training.deterministic",
                                             "training.threads",
                                             "training.max_skips",
+                                            "training.max_hours",
                                             "parallel.expert_parallel",
                                             "parallel.reproducible",
                                             "parallel.timeout",
