@@ -16,6 +16,7 @@
 #include "dtopp/device/device.h"
 #include "dtopp/eval/in_training/probes.h"
 #include "dtopp/eval/in_training/training_grids.h"
+#include "dtopp/eval/in_training/training_texts.h"
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/train/rank_checks.h"
 #include "dtopp/train/run.h"
@@ -69,7 +70,8 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
       models::open_training_data(config, options.verify ? data::Verify::kAll : data::Verify::kChanged);
   train::check_data(data, *groups.world);
   std::unique_ptr<train::Periodic> probes = eval::make_probes(config),
-                                   grids = eval::make_training_grids(config);
+                                   grids = eval::make_training_grids(config),
+                                   texts = eval::make_training_texts(config, log);
 
   directory.require_space(memory.plan.checkpoint_bytes, log);
   directory.create();
@@ -78,6 +80,7 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
                  stop_after(config.training.max_hours, begin));
   run.add(std::move(probes));
   run.add(std::move(grids));
+  run.add(std::move(texts));
   if (options.profile > 0) run.profile(options.profile);
   begins.reset();  // from here on, a stop saves
   const train::RunSummary summary = run.train();

@@ -81,12 +81,19 @@ void validate(const ParallelConfig& parallel, const ModelConfig& model) {
   require_between("parallel.timeout", 1, kLongestTimeout, parallel.timeout);
 }
 
-void validate(const ValidationConfig& validation, ModelType type) {
+void validate(const ValidationConfig& validation, ModelType type, const DataConfig& data) {
   require_at_least("validation.every", 0, validation.every);
   if (validation.every > 0) require_at_least("validation.tokens", 1, validation.tokens);
   require_at_least("validation.task_limit", 0, validation.task_limit);
   if (!validation.tasks.empty() && type != ModelType::kLanguageModel)
     throw InvalidValue("validation.tasks", "need a language model; leave them out");
+  require_at_least("validation.samples", 0, validation.samples);
+  if (validation.samples == 0) return;
+  if (type != ModelType::kLanguageModel)
+    throw InvalidValue("validation.samples", "need a language model; set diffusion.samples_every instead");
+  if (data.validation.empty())
+    throw InvalidValue("validation.samples",
+                       "continue held-out texts; set data.validation, or leave them out");
 }
 
 // A run that starts from other parameters solves for its first p.
@@ -184,6 +191,8 @@ void validate_sources(const RunConfig& config) {
     throw InvalidValue(kKey, "needs a name for the source of data.validation; give it one of data.train");
   if (!config.validation.tasks.empty())
     throw InvalidValue(kKey, "tasks have no source; set validation.tasks to []");
+  if (config.validation.samples > 0)
+    throw InvalidValue(kKey, "generated texts have no source; set validation.samples to 0");
   std::vector<std::string> names = source_names(config.data.train);
   for (const std::string& name : source_names(config.data.validation)) names.push_back(name);
   for (const std::string& name : names) {
@@ -211,7 +220,7 @@ void validate_values(const RunConfig& config) {
   validate(config.training, config.model);
   validate(config.optimizer, config.training.steps);
   validate(config.parallel, config.model);
-  validate(config.validation, config.model.type);
+  validate(config.validation, config.model.type, config.data);
   require_at_least("checkpoint.every", 0, config.checkpoint.every);
   require_at_least("checkpoint.keep", 0, config.checkpoint.keep);
   require_at_least("logging.every", 1, config.logging.every);

@@ -111,6 +111,7 @@ struct ValidationConfig {
   std::vector<std::string> tasks;       // benchmark tasks at each validation (tasks/task.h)
   std::string task_data = "data/eval";  // folder of their files
   int64_t task_limit = 0;               // items per task or category; 0: all
+  int64_t samples = 0;                  // texts to generate at each validation (eval/in_training)
 };
 
 struct CheckpointConfig {
@@ -183,6 +184,7 @@ void visit_fields(SectionOf<ValidationConfig> auto& config, auto&& field) {
   field("tasks", config.tasks);
   field("task_data", config.task_data);
   field("task_limit", config.task_limit);
+  field("samples", config.samples);
 }
 
 void visit_fields(SectionOf<CheckpointConfig> auto& config, auto&& field) {

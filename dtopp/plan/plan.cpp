@@ -144,11 +144,12 @@ uint64_t bytes_of(const std::vector<models::MemoryPart>& parts, std::string_view
   return part == parts.end() ? 0 : part->bytes;
 }
 
-// Validation tasks need the whole model in fp32 on every rank. It takes the memory of gradients
+// Validation tasks and samples need the whole model in fp32 on every rank. It takes the memory of gradients
 // and activations.
 void add_task_model(const Subject& subject, std::vector<models::MemoryPart>& parts) {
   const config::ValidationConfig& validation = subject.config.validation;
-  if (subject.dims.world_size == 1 || validation.every == 0 || validation.tasks.empty()) return;
+  if (subject.dims.world_size == 1 || validation.every == 0) return;
+  if (validation.tasks.empty() && validation.samples == 0) return;
   const uint64_t model = models::checked_product({subject.counts.all, kFloat});
   const uint64_t free_then =
       models::checked_sum({bytes_of(parts, "gradients"), bytes_of(parts, "micro_batch_gradients"),

@@ -62,7 +62,7 @@ struct Plan {
   //   again (StepCosts::recomputed); with training.recompute on a CPU minus what both reuse of the loss
   //   (StepCosts::released);
   // - program: the program and its libraries;
-  // - task_model: 4 P minus gradients and activations, if validation.tasks need more than a step.
+  // - task_model: 4 P minus gradients and activations, if validation.tasks or samples need more than a step.
   std::vector<models::MemoryPart> memory;
   uint64_t memory_bytes() const;  // sum of all parts
   uint64_t memory_bytes(std::string_view part) const;

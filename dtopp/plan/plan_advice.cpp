@@ -67,7 +67,10 @@ void require_memory(const config::RunConfig& config, const Plan& plan, config::D
   const uint64_t needed = plan.memory_bytes();
   if (needed <= available) return;
   std::string remedy = plan.gradient_sums > 1 ? "set parallel.reproducible to false, or " : "";
-  if (plan.memory_bytes("task_model") > 0) remedy = "set validation.tasks to [], or " + remedy;
+  if (plan.memory_bytes("task_model") > 0)
+    remedy = (config.validation.tasks.empty() ? "set validation.samples to 0, or "
+                                              : "set validation.tasks to [], or ") +
+             remedy;
   remedy += remedy_for_activations(config, plan, device, available);
   throw ResourceError("this run needs about " + format_bytes(static_cast<double>(needed)) +
                       " of memory and " + format_bytes(static_cast<double>(available)) + " are available; " +

@@ -209,6 +209,7 @@ TEST_F(RunConfigTest, a_resumed_run_may_change_how_it_works_but_not_what_it_comp
                                             "validation.tasks",
                                             "validation.task_data",
                                             "validation.task_limit",
+                                            "validation.samples",
                                             "checkpoint.every",
                                             "checkpoint.keep",
                                             "checkpoint.asynchronous",

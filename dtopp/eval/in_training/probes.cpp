@@ -1,32 +1,15 @@
 #include "dtopp/eval/in_training/probes.h"
 
-#include <cerrno>
 #include <limits>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/base/files.h"
-#include "dtopp/base/path_kind.h"
-#include "dtopp/data/tokens/token_file.h"
+#include "dtopp/eval/in_training/training_tokenizer.h"
 #include "dtopp/eval/scoring.h"
 #include "dtopp/tasks/results.h"
 #include "dtopp/tasks/task_requests.h"
 
 namespace dtopp::eval {
 namespace {
-
-data::Tokenizer training_tokenizer(const config::DataConfig& data) {
-  for (const std::string& folder : config::paths_of(data.train)) {
-    if (const auto path = data::tokenizer_beside(folder)) return data::Tokenizer::load(*path);
-  }
-  for (const std::string& path : config::paths_of(data.train)) {
-    const bool absent =
-        path_kind(path) == PathKind::kNothing && path_kind(path + ".idx") == PathKind::kNothing;
-    if (absent) throw file_error("open", path, ENOENT);
-  }
-  throw UsageError(
-      "validation.tasks: no data of data.train has a tokenizer.json; prepare it with dtopp prepare text, or "
-      "set validation.tasks=[]");
-}
 
 std::string joined(const std::vector<std::string>& names) {
   std::string text;
@@ -37,7 +20,7 @@ std::string joined(const std::vector<std::string>& names) {
 class Probes final : public train::Periodic {
  public:
   Probes(const config::RunConfig& config, const std::vector<tasks::Task>& tasks)
-      : config_(config), tokenizer_(training_tokenizer(config.data)) {
+      : config_(config), tokenizer_(training_tokenizer(config.data, "validation.tasks", "[]")) {
     const config::ValidationConfig& validation = config.validation;
     const int64_t limit =
         validation.task_limit > 0 ? validation.task_limit : std::numeric_limits<int64_t>::max();

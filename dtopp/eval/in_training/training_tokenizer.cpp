@@ -1,0 +1,27 @@
+#include "dtopp/eval/in_training/training_tokenizer.h"
+
+#include <cerrno>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/path_kind.h"
+#include "dtopp/data/tokens/token_file.h"
+
+namespace dtopp::eval {
+
+data::Tokenizer training_tokenizer(const config::DataConfig& data, const std::string& key,
+                                   const std::string& none) {
+  for (const std::string& folder : config::paths_of(data.train)) {
+    if (const auto path = data::tokenizer_beside(folder)) return data::Tokenizer::load(*path);
+  }
+  for (const std::string& path : config::paths_of(data.train)) {
+    const bool absent =
+        path_kind(path) == PathKind::kNothing && path_kind(path + ".idx") == PathKind::kNothing;
+    if (absent) throw file_error("open", path, ENOENT);
+  }
+  throw UsageError(
+      key + ": no data of data.train has a tokenizer.json; prepare it with dtopp prepare text, or set " +
+      key + "=" + none);
+}
+
+}  // namespace dtopp::eval
