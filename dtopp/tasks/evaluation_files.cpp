@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <system_error>
 
 #include <nlohmann/json.hpp>
 
@@ -115,7 +116,8 @@ fs::path results_file(const fs::path& output, const std::string& kind, const Eva
 Evaluations read_evaluations(const fs::path& run) {
   std::vector<fs::path> files;
   for (const fs::path& path : list_directory(run)) {
-    if (path.extension() == ".json" && fs::is_regular_file(path)) files.push_back(path);
+    std::error_code gone;
+    if (path.extension() == ".json" && fs::is_regular_file(path, gone)) files.push_back(path);
   }
   std::ranges::sort(files);
   Evaluations evaluations;

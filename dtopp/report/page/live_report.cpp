@@ -34,8 +34,8 @@ LiveReport::State LiveReport::state() const {
   for (const fs::path& run : folders_) {
     std::error_code error;
     add(run / "metrics.jsonl");
-    for (const auto& entry : fs::directory_iterator(run, error)) {
-      if (entry.path().extension() == ".json") add(entry.path());
+    for (fs::directory_iterator it(run, error), end; !error && it != end; it.increment(error)) {
+      if (it->path().extension() == ".json") add(it->path());
     }
   }
   for (const fs::path& path : paths_) {

@@ -47,5 +47,14 @@ TEST_F(LiveReportFiles, curves_that_follow_their_study_are_shown) {
   }
 }
 
+TEST_F(LiveReportFiles, outlives_a_link_that_leads_nowhere) {
+  const std::filesystem::path run = directory_ / "run";
+  write_run(run, config_of_seed(1), 2);
+  LiveReport report({run}, nullptr);
+  std::filesystem::create_symlink("loop.json", run / "loop.json");
+  write_run(run, config_of_seed(1), 3);
+  EXPECT_THAT(report.news(1), HasSubstr("\"trouble\":null"));
+}
+
 }  // namespace
 }  // namespace dtopp::report
