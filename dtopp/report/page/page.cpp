@@ -45,12 +45,10 @@ std::string escaped(const std::string& text) {
 
 std::string head(const ReportDocument& document, bool is_live) {
   // The policy forbids network requests; with --serve it permits requests to the page's own server.
-  // 'unsafe-eval' is for consoles and automated browsers; the page itself evaluates no text.
-  const std::string policy =
-      std::string(
-          "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
-          "img-src data:; base-uri 'none'; form-action 'none'") +
-      (is_live ? "; connect-src 'self'" : "");
+  const std::string policy = std::string(
+                                 "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+                                 "img-src data:; base-uri 'none'; form-action 'none'") +
+                             (is_live ? "; connect-src 'self'" : "");
   return "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
          "<meta http-equiv=\"Content-Security-Policy\" content=\"" +
          policy +

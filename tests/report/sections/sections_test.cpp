@@ -118,6 +118,7 @@ TEST(Page, is_closed_to_the_network_and_to_markup_in_names) {
   EXPECT_THAT(page, Not(HasSubstr("alert(1)</script>")));
   EXPECT_THAT(page, HasSubstr("default-src 'none'"));
   EXPECT_THAT(page, Not(HasSubstr("connect-src")));
+  EXPECT_THAT(page, Not(HasSubstr("unsafe-eval")));
   EXPECT_THAT(render_page(document, Columns(), 1), HasSubstr("connect-src 'self'"));
 }
 
