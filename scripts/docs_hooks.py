@@ -39,6 +39,8 @@ def place_on_site(path):
     """The page of a file of the repository, relative to the site's root, or None if the site does not have it."""
     if path == ROOT / "README.md":
         return "index.md"
+    if path == ROOT / "python/dtopp/__init__.py":
+        return "python-reference.md"
     for folder in (ROOT / "docs", ROOT / "benchmarks"):
         if path.is_relative_to(folder):
             return str(path.relative_to(folder if folder.name == "docs" else ROOT))
