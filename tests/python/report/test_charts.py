@@ -7,7 +7,7 @@ import pytest
 import report_runs
 import tiny_run
 from needs import needs_program
-from report_browser import browser, open_page  # noqa: F401  fixtures
+from report_browser import browser, open_page, wait_until  # noqa: F401  fixtures
 from report_runs import charts_of, report, same, series_of, write_run
 
 pytestmark = needs_program
@@ -71,12 +71,12 @@ def test_a_run_before_its_first_step_lies_on_no_axis_but_steps(tmp_path, open_pa
     page = open_page(report(tmp_path / "report.html", *runs))
     assert [series["x"] for series in charts_of(page, "Validation loss")["series"]] == [[0], [0, 100, 200]]
     page.get_by_text("tokens", exact=True).first.click()
-    page.wait_for_function("view.plots.every(plot => !plot.isVisible || !plot.isDirty)")
+    wait_until(page, "view.plots.every(plot => !plot.isVisible || !plot.isDirty)")
     drawn = charts_of(page, "Validation loss")["series"]
     assert [series["x"] for series in drawn] == [[], [0, 100 * report_runs.TOKENS, 200 * report_runs.TOKENS]]
     noise = page.locator("figure", has=page.get_by_role("heading", name="Validation loss by noise")).locator(".area")
     noise.scroll_into_view_if_needed()
-    page.wait_for_function("view.plots.some(plot => plot instanceof HeatMap && plot.isVisible && !plot.isDirty)")
+    wait_until(page, "view.plots.some(plot => plot instanceof HeatMap && plot.isVisible && !plot.isDirty)")
     noise.hover()
     assert noise.locator(".tip .row").count() == 0
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from needs import needs_program
-from report_browser import browser, open_page  # noqa: F401  fixtures
+from report_browser import browser, open_page, wait_until  # noqa: F401  fixtures
 from report_runs import charts_of, report, same, series_of, write_run
 
 pytestmark = needs_program
@@ -33,7 +33,7 @@ def test_keyboard_legend_zoom_and_log_axes(tmp_path, open_page):
     assert page.evaluate(f"{plot}.y.isLog")
     before = page.evaluate(f"[{plot}.y.low, {plot}.y.high]")
     page.get_by_role("button", name="second").click()
-    page.wait_for_function(f"{plot}.y.high < {before[1]} - 0.5")
+    wait_until(page, f"{plot}.y.high < {before[1]} - 0.5")
     assert len(charts_of(page, "Training loss")["series"]) == 2
     box = area.bounding_box()
     page.mouse.move(box["x"] + 120, box["y"] + 60)
@@ -60,7 +60,7 @@ def test_fits_a_phone_and_the_dark(tmp_path, open_page, options):
 def test_prints_every_chart_on_light_paper(tmp_path, open_page):
     page = open_page(report(tmp_path / "report.html", write_run(tmp_path / "one", "one", 120)), color_scheme="dark")
     page.emulate_media(media="print")
-    page.wait_for_function("view.plots.every(plot => !plot.isDirty || plot.area.clientWidth === 0)")
+    wait_until(page, "view.plots.every(plot => !plot.isDirty || plot.area.clientWidth === 0)")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not page.locator(".smoothing").is_visible()
     assert len(page.pdf()) > 30000
@@ -93,7 +93,7 @@ def test_twenty_runs_of_100000_points_open_in_two_seconds(tmp_path, open_page):
     assert html.stat().st_size <= 3 * packed
     start = time.monotonic()
     page = open_page(html)
-    page.wait_for_function("view.plots.some(p => p.isVisible) && view.plots.every(p => !p.isVisible || !p.isDirty)")
+    wait_until(page, "view.plots.some(p => p.isVisible) && view.plots.every(p => !p.isVisible || !p.isDirty)")
     opened = time.monotonic() - start
     redrawn = page.evaluate("""() => { const start = performance.now();
       const plot = view.plots[0]; plot.isDirty = true; plot.refresh(); return performance.now() - start; }""")

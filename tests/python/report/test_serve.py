@@ -13,7 +13,7 @@ import report_runs
 import tiny_run
 from needs import needs_program
 from refusal import assert_refused
-from report_browser import browser, open_page  # noqa: F401  fixtures
+from report_browser import browser, open_page, wait_until  # noqa: F401  fixtures
 from report_runs import charts_of, same, series_of, write_run
 
 pytestmark = needs_program
@@ -54,7 +54,7 @@ def test_serve_shows_what_is_appended(tmp_path, open_page):
             file.write(torn[:40])
         steps, values = series_of_whole(run)
         drawn_points = "dtoppReport.charts().find(c => c.title === 'Training loss').series[0].y.length"
-        page.wait_for_function(f"{drawn_points} === {len(values)}", timeout=20000)
+        wait_until(page, f"{drawn_points} === {len(values)}")
         drawn = charts_of(page, "Training loss")
         assert drawn["x_label"] == "tokens" and drawn["series"][0]["x"] == [256 * step for step in steps]
         assert same(drawn["series"][0]["y"], values)
@@ -64,7 +64,7 @@ def test_serve_shows_what_is_appended(tmp_path, open_page):
         # The file of a resumed run can become shorter.
         with (run / "metrics.jsonl").open("w") as file:
             file.writelines(json.dumps(report_runs.finite(line)) + "\n" for line in lines[:60])
-        page.wait_for_function(f"{drawn_points} < 60", timeout=20000)
+        wait_until(page, f"{drawn_points} < 60")
     finally:
         stop(process)
 

@@ -3,6 +3,7 @@ another server."""
 
 import pathlib
 import shutil
+import time
 import urllib.parse
 
 import pytest
@@ -32,13 +33,22 @@ def open_page(browser):
         page.on("console", lambda message: troubles.append(f"console: {message.text}") if message.type == "error" else None)
         page.on("request", lambda request: troubles.append(f"request: {request.url}") if not allowed(request.url, url) else None)
         page.goto(url)
-        page.wait_for_function("window.dtoppReport !== undefined && view.plots.every(plot => !plot.isVisible || !plot.isDirty)")
+        wait_until(page, "window.dtoppReport !== undefined && view.plots.every(plot => !plot.isVisible || !plot.isDirty)")
         return page
 
     yield open_one
     for context in contexts:
         context.close()
     assert not troubles, troubles
+
+
+def wait_until(page, condition, seconds=30):
+    """Waits until the expression is true. Playwright's wait_for_function would evaluate text within the page, which the
+    page's policy forbids."""
+    deadline = time.monotonic() + seconds
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(20)
 
 
 def allowed(asked, page):
