@@ -18,7 +18,8 @@
 namespace dtopp::distributed {
 namespace {
 
-constexpr char kAddressKey[] = "watcher";  // "PORT SECRET"
+constexpr char kAddressKey[] = "watcher";                      // "PORT SECRET"
+constexpr auto kAcceptAgain = std::chrono::milliseconds(100);  // after a failure, such as too many open files
 
 // A secret that only ranks receive: another process that finds the port cannot join.
 std::string random_word() {
@@ -52,7 +53,9 @@ RankConnections::~RankConnections() {
 }
 
 std::vector<RankConnections::Event> RankConnections::wait(std::chrono::milliseconds patience) {
-  std::vector<pollfd> ready = {{wake_, POLLIN, 0}, {listening_, POLLIN, 0}};
+  const bool accepts = std::chrono::steady_clock::now() >= accept_after_;
+  if (!accepts) patience = std::min(patience, kAcceptAgain);
+  std::vector<pollfd> ready = {{wake_, POLLIN, 0}, {accepts ? listening_ : -1, POLLIN, 0}};
   for (const Connection& connection : connections_)
     ready.push_back({connection.ended ? -1 : connection.socket.descriptor(), POLLIN, 0});
   ::poll(ready.data(), ready.size(), static_cast<int>(patience.count()));
@@ -86,7 +89,10 @@ std::vector<RankConnections::Event> RankConnections::wait(std::chrono::milliseco
 
 void RankConnections::accept() {
   const int connected = retry([&] { return ::accept4(listening_, nullptr, nullptr, SOCK_CLOEXEC); });
-  if (connected >= 0) connections_.push_back({LineSocket(connected), -1});
+  if (connected >= 0)
+    connections_.push_back({LineSocket(connected), -1});
+  else
+    accept_after_ = std::chrono::steady_clock::now() + kAcceptAgain;
 }
 
 void RankConnections::admit(Connection& connection, const std::string& line) const {

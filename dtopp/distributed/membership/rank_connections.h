@@ -66,6 +66,7 @@ class RankConnections {
   std::string secret_;
   std::list<Connection> connections_;
   int listening_ = -1, wake_ = -1;
+  std::chrono::steady_clock::time_point accept_after_{};  // not before, because the last call failed
 };
 
 }  // namespace dtopp::distributed
