@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include "cli/option_checks.h"
@@ -14,6 +15,7 @@
 #include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
+#include "dtopp/base/json.h"
 #include "dtopp/base/steady_seconds.h"
 #include "dtopp/distributed/membership/failure.h"
 
@@ -36,6 +38,16 @@ std::vector<std::string> prompts_of(const GenerateOptions& options) {
   return inference::read_prompts(options.prompts_file);
 }
 
+// One line of --json.
+std::string json_line(size_t index, const std::string& prompt, const std::string& text, const Writer& writer,
+                      const config::ModelConfig& config) {
+  nlohmann::ordered_json line = {
+      {"index", index}, {"prompt", prompt}, {"text", text}, {"tokens", writer.tokens()}};
+  if (!config.is_dense() && writer.tokens() > 0)
+    line["active_experts"] = writer.experts() / static_cast<double>(writer.tokens());
+  return dump_json(line) + "\n";
+}
+
 void generate_texts(const GenerateOptions& options) {
   const std::vector<std::string> prompts = prompts_of(options);
   const checkpoint::Checkpoint checkpoint =
@@ -50,9 +62,11 @@ void generate_texts(const GenerateOptions& options) {
   stop_on_signals();
 
   // A single prompt is streamed. Several are printed in order at the end.
-  const bool stream = prompts.size() == 1;
+  const bool stream = prompts.size() == 1 && !options.json;
   std::vector<Writer> writers(prompts.size(), Writer(tokenizer, options.show_experts, config.num_experts));
-  std::vector<std::string> texts(prompts.size());
+  std::vector<std::string> texts =
+      options.echo && !stream ? prompts : std::vector<std::string>(prompts.size());
+  if (options.echo && stream) write_now(prompts[0]);
   const double begin = steady_seconds();
   inference::Generation generation(model, encoded.ids, encoded.room, options.sampling);
   while (!stop_requested()) {
@@ -74,7 +88,8 @@ void generate_texts(const GenerateOptions& options) {
   int64_t tokens = 0;
   double experts = 0;
   for (size_t i = 0; i < prompts.size(); ++i) {
-    write_now(texts[i] + writers[i].rest() + "\n");
+    const std::string text = texts[i] + writers[i].rest();
+    write_now(options.json ? json_line(i, prompts[i], text, writers[i], config) : text + "\n");
     tokens += writers[i].tokens();
     experts += writers[i].experts();
   }
@@ -131,10 +146,19 @@ void add_generate(CLI::App& app) {
   verb->add_flag("--show-experts", options->show_experts,
                  "color each token by the number of active experts (without a terminal: print the number in "
                  "brackets)");
+  verb->add_flag("--echo", options->echo, "print each prompt before its continuation");
+  verb->add_flag(
+          "--json", options->json,
+          "print one JSON object per prompt and line: index, prompt, text, tokens and, for experts, the "
+          "mean of active_experts per token")
+      ->excludes("--echo")
+      ->excludes("--show-experts");
   verb->add_flag("--interactive", options->interactive,
                  "continue the lines of standard input, with commands such as /target 2 between them")
       ->excludes("--prompt")
-      ->excludes("--prompts");
+      ->excludes("--prompts")
+      ->excludes("--echo")
+      ->excludes("--json");
   verb->callback([options] {
     distributed::with_memory_advice("lower --max-tokens", [&] {
       options->interactive ? generate_interactively(*options) : generate_texts(*options);

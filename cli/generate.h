@@ -16,7 +16,7 @@ struct GenerateOptions {
   std::string prompt;
   std::string prompts_file;
   int64_t max_tokens = 128;
-  bool show_experts = false;
+  bool show_experts = false, echo = false, json = false;
   bool interactive = false;
 };
 

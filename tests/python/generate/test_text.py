@@ -57,6 +57,28 @@ def test_prompts_side_by_side_are_as_each_by_itself(run, tmp_path):
     assert together == "".join(generate(run, "--prompt", prompt, *options).stdout for prompt in prompts)
 
 
+def test_json_and_echo_tell_which_text_continues_which_prompt(run, tmp_path):
+    prompts = [PROMPT, "Nobody", PROMPT]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n")
+    options = ["--max-tokens", "12", "--temperature", "1.5", "--top-p", "1"]
+    plain = generate(run, "--prompts", tmp_path / "prompts.txt", *options).stdout
+    done = generate(run, "--prompts", tmp_path / "prompts.txt", *options, "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["index"], line["prompt"]) for line in lines] == list(enumerate(prompts))
+    assert "".join(line["text"] + "\n" for line in lines) == plain
+    assert f"{sum(line['tokens'] for line in lines)} tokens" in done.stderr
+    if "dense" in str(run):
+        assert all("active_experts" not in line for line in lines)
+    else:
+        mean = sum(line["tokens"] * line["active_experts"] for line in lines) / sum(line["tokens"] for line in lines)
+        assert mean == pytest.approx(float(re.search(r"([\d.]+) of 8 experts", done.stderr).group(1)), abs=0.006)
+    echoed = generate(run, "--prompts", tmp_path / "prompts.txt", *options, "--echo").stdout
+    assert echoed == "".join(line["prompt"] + line["text"] + "\n" for line in lines)
+    one = generate(run, "--prompt", PROMPT, *options).stdout
+    assert generate(run, "--prompt", PROMPT, *options, "--echo").stdout == PROMPT + one
+    assert json.loads(generate(run, "--prompt", PROMPT, *options, "--json").stdout)["text"] + "\n" == one
+
+
 def test_a_seed_repeats_its_text_and_another_gives_another(run):
     texts = [generate(run, "--prompt", PROMPT, "--temperature", "1.5", "--top-p", "1", "--seed", seed).stdout
              for seed in (1, 1, 2)]
