@@ -4,13 +4,13 @@
 #include <numeric>
 
 #include "dtopp/moe/expert_bias.h"
-#include "dtopp/moe/routers/solving.h"
 #include "dtopp/moe/routers/top_p.h"
 
 namespace dtopp::models {
 
 moe::Routing solve_thresholds(const config::RunConfig& config, const std::vector<double>& targets,
-                              const at::Device& device, MeanExperts forward, const moe::Routing& routing) {
+                              const at::Device& device, MeanExperts forward, const moe::Routing& routing,
+                              moe::KnownCounts* known) {
   const at::NoGradGuard no_grad;
   moe::Routing solved = routing;
   const at::Tensor bias_LE = moe::centred_bias_of(routing.router.get());
@@ -28,10 +28,12 @@ moe::Routing solve_thresholds(const config::RunConfig& config, const std::vector
   };
   const double target =
       std::accumulate(targets.begin(), targets.end(), 0.0) / static_cast<double>(targets.size());
-  use(moe::bisect_threshold(target, [&](double candidate) {
+  const auto count = [&](double candidate) {
     use(candidate);
     return moe::broadcast_number(routing.ranks, forward(solved));  // all ranks then need equally many passes
-  }));
+  };
+  moe::KnownCounts none;
+  use(moe::bisect_threshold(target, count, known != nullptr ? *known : none));
   return solved;
 }
 
