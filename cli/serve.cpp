@@ -6,6 +6,7 @@
 #include <exception>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -17,6 +18,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
+#include "dtopp/base/steady_seconds.h"
 #include "dtopp/base/stop_scope.h"
 #include "dtopp/data/text_preparation/encode_file.h"
 #include "dtopp/distributed/membership/failure.h"
@@ -33,6 +35,7 @@ constexpr int64_t kCacheBytes = int64_t{1} << 30;           // default of --kv-t
 struct ServeOptions {
   InferenceOptions inference;
   std::string calibration, host = "127.0.0.1", token_file, name;
+  bool calibrate = false;
   uint16_t port = 8000;
   int64_t kv_tokens = 0, timeout = 600;
   size_t batch = 64, queue = 256, body_kilobytes = 1024;
@@ -53,6 +56,13 @@ std::string token_of(const ServeOptions& options) {
   return token;
 }
 
+// The solved budgets, and the text on which more of them are solved.
+struct Budgets {
+  inference::KeptBudgets kept{};
+  at::Tensor windows_BL{};  // undefined: no more are solved
+  moe::KnownCounts known{};
+};
+
 // Returns the windows on which budgets are solved; undefined if there is no text.
 at::Tensor calibration_windows(const ServeOptions& options, const checkpoint::Checkpoint& checkpoint,
                                const config::ModelConfig& config, const data::Tokenizer& tokenizer) {
@@ -64,37 +74,44 @@ at::Tensor calibration_windows(const ServeOptions& options, const checkpoint::Ch
   return target_windows(options.inference, checkpoint, config);
 }
 
-// The kept budgets if they are of this text, or no text is given; else solved ones, which are then kept.
-std::vector<std::shared_ptr<moe::Router>> budget_routers(const ServeOptions& options,
-                                                         const inference::InferenceModel& model,
-                                                         const checkpoint::Checkpoint& checkpoint,
-                                                         const data::Tokenizer& tokenizer) {
+// Returns the kept budgets. Those of another text than --calibration are dropped. Without --calibration,
+// budgets are added only if the run's validation data is their text.
+Budgets open_budgets(const ServeOptions& options, const inference::InferenceModel& model,
+                     const checkpoint::Checkpoint& checkpoint, const data::Tokenizer& tokenizer) {
   const int64_t largest = inference::largest_budget(model.config);
   if (largest == 0) {
-    if (!options.calibration.empty())
+    if (options.calibrate || !options.calibration.empty())
       throw UsageError(
           "--calibration: the model has no routing threshold, so its number of experts is fixed");
     return {};
   }
-  auto budgets = inference::read_budgets(checkpoint, model.config);
-  if (!budgets || !options.calibration.empty()) {
-    const at::Tensor windows = calibration_windows(options, checkpoint, model.config.model, tokenizer);
-    if (!windows.defined()) {
-      print_message("requests cannot set target_experts: pass --calibration TEXT once");
-      return {};
-    }
-    if (!budgets || budgets->text != inference::hash_of_windows(windows)) {
-      print_message(format("solving the thresholds of 1 to %lld experts on %lld tokens",
-                           static_cast<long long>(largest), static_cast<long long>(windows.numel())));
-      budgets = inference::solve_budgets(model, checkpoint, windows);
-      try {
-        inference::write_budgets(checkpoint, *budgets);
-      } catch (const DataError& error) {
-        print_message(std::string("warning: the thresholds are not kept: ") + error.what());
-      }
-    }
+  const auto kept = inference::read_budgets(checkpoint, model.config);
+  const bool is_complete = kept && std::ssize(kept->thresholds) == largest;
+  if (is_complete && options.calibration.empty()) return {.kept = *kept};
+  const at::Tensor windows_BL = calibration_windows(options, checkpoint, model.config.model, tokenizer);
+  const std::string text = windows_BL.defined() ? inference::hash_of_windows(windows_BL) : "";
+  if (kept && kept->text == text) return {.kept = *kept, .windows_BL = windows_BL};
+  if (windows_BL.defined() && (!kept || !options.calibration.empty()))
+    return {.kept = {checkpoint.hash(), text, {}}, .windows_BL = windows_BL};
+  if (options.calibrate)
+    throw UsageError("--calibrate: pass --calibration TEXT, on which the thresholds are solved");
+  return {.kept = kept.value_or(inference::KeptBudgets())};
+}
+
+// Solves one budget and keeps it.
+void solve(const inference::InferenceModel& model, const checkpoint::Checkpoint& checkpoint, int64_t experts,
+           Budgets& budgets) {
+  const auto number = static_cast<long long>(experts);
+  print_message(format("solving the threshold of %lld experts on %lld tokens", number,
+                       static_cast<long long>(budgets.windows_BL.numel())));
+  const double begin = steady_seconds();
+  inference::solve_budget(model, budgets.windows_BL, experts, budgets.kept, budgets.known);
+  print_message(format("solved the threshold of %lld experts in %.1f s", number, steady_seconds() - begin));
+  try {
+    inference::write_budgets(checkpoint, budgets.kept);
+  } catch (const DataError& error) {
+    print_message(std::string("warning: the threshold is not kept: ") + error.what());
   }
-  return inference::make_budget_routers(model, *budgets);
 }
 
 int64_t cache_tokens(const ServeOptions& options, const inference::InferenceModel& model) {
@@ -105,27 +122,43 @@ int64_t cache_tokens(const ServeOptions& options, const inference::InferenceMode
   return std::max(kCacheBytes / bytes, config.sequence_length + models::kCacheBlock);
 }
 
-// Serves on another thread while this one computes.
-void run(http::Server& server, serve::Service& service, inference::Scheduler& scheduler) {
+// Computes texts on this thread, while a second one serves and a third one calls `solve` for each budget that
+// requests wait for.
+template <class Solve>
+void run(http::Server& server, serve::Service& service, inference::Scheduler& scheduler, const Solve& solve) {
   std::atomic<bool> is_over = false, has_failed = false;
   std::exception_ptr failure;
-  std::thread serving([&] {
-    try {
-      server.run(service, StopToken(is_over));
-    } catch (...) {
-      failure = std::current_exception();
-      has_failed = true;
+  const auto begin = [&](auto work) {
+    return std::thread([&, work] {
+      try {
+        work();
+      } catch (const StoppedEarly&) {  // no request waits for the budget any more
+      } catch (...) {
+        if (!has_failed.exchange(true)) failure = std::current_exception();
+      }
+    });
+  };
+  std::thread serving = begin([&] { server.run(service, StopToken(is_over)); });
+  std::thread solving = begin([&] {
+    const StopToken stop(is_over);
+    const StopScope scope(stop);
+    while (!is_over) {
+      if (const auto budget = scheduler.missing_budget(kIdleTime))
+        scheduler.add_budget(*budget, solve(*budget));
     }
   });
+  const auto end = [&] {
+    is_over = true;
+    serving.join();
+    solving.join();
+  };
   try {
     while (!has_failed && !(stop_requested() && scheduler.close_if_idle())) scheduler.step(kIdleTime);
   } catch (...) {
-    is_over = true;
-    serving.join();
+    end();
     throw;
   }
-  is_over = true;
-  serving.join();
+  end();
   if (failure) std::rethrow_exception(failure);
 }
 
@@ -138,28 +171,46 @@ void serve_model(const ServeOptions& options) {
   const data::Tokenizer tokenizer =
       inference::load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
   stop_on_signals();
-  const StopScope scope(stop_token());
+  const int64_t largest = inference::largest_budget(model.config);
+  Budgets budgets = open_budgets(options, model, checkpoint, tokenizer);
+  const auto is_kept = [&](int64_t experts) { return budgets.kept.thresholds.contains(experts); };
+  std::set<int64_t> targets;
+  for (int64_t experts = 1; experts <= largest; ++experts) {
+    const StopScope scope(stop_token());
+    if (options.calibrate && !is_kept(experts)) solve(model, checkpoint, experts, budgets);
+    if (budgets.windows_BL.defined() || is_kept(experts)) targets.insert(experts);
+  }
   const serve::ServedModel served{.name = options.name.empty() ? model.config.name : options.name,
                                   .sequence_length = config.sequence_length,
                                   .vocab_size = tokenizer.vocab_size(),
                                   .end_of_text = tokenizer.end_of_text(),
                                   .num_experts = config.is_dense() ? 0 : config.num_experts,
-                                  .largest_budget = inference::largest_budget(model.config),
+                                  .largest_budget = largest,
                                   .most_choices = std::min<size_t>(options.queue, 128),
-                                  .budgets = budget_routers(options, model, checkpoint, tokenizer)};
+                                  .budgets = targets};
   http::Server server(options.host, options.port,
                       {.connections = options.batch + options.queue + 64,
                        .body_bytes = options.body_kilobytes << 10,
                        .answer = std::chrono::seconds(options.timeout)},
                       "--port");
+  if (std::ssize(targets) < largest)
+    print_message(
+        targets.empty()
+            ? "requests cannot set target_experts: pass --calibration TEXT"
+            : "requests can set only the target_experts that are kept: pass --calibration TEXT for others");
   // The scheduler's requests use what is declared before it.
   serve::Metrics metrics;
   inference::Scheduler scheduler(model, {options.batch, options.queue, cache_tokens(options, model)});
+  for (const auto& [experts, thresholds] : budgets.kept.thresholds)
+    scheduler.add_budget(experts, inference::make_budget_router(model, thresholds));
   serve::Service service(served, tokenizer, scheduler, metrics, token, stop_token());
   const bool is_v6 = options.host.find(':') != std::string::npos;
   std::printf("http://%s:%d/\n", (is_v6 ? "[" + options.host + "]" : options.host).c_str(), server.port());
   flush_standard_output();
-  run(server, service, scheduler);
+  run(server, service, scheduler, [&](int64_t experts) {
+    solve(model, checkpoint, experts, budgets);
+    return inference::make_budget_router(model, budgets.kept.thresholds.at(experts));
+  });
 }
 
 }  // namespace
@@ -172,13 +223,18 @@ void add_serve(CLI::App& app) {
   add_precision_option(*verb, options->inference);
   verb->add_option("--tokenizer", options->inference.tokenizer,
                    "tokenizer.json file, for a checkpoint without one");
-  verb->add_option("--calibration", options->calibration,
-                   "text file on which the thresholds for target_experts are solved; they are kept in the "
-                   "checkpoint's budgets.json (default: that file, or else the run's validation data)");
+  verb->add_option(
+      "--calibration", options->calibration,
+      "text file on which the threshold of each target_experts is solved at its first request; it "
+      "is kept in the checkpoint's budgets.json (default: the run's validation data)");
+  verb->add_flag("--calibrate", options->calibrate,
+                 "solve the thresholds of all target_experts before the server opens");
   verb->add_option("--host", options->host,
                    "address to listen on; any but 127.0.0.1 and ::1 needs --token-file")
       ->capture_default_str();
-  verb->add_option("--port", options->port, "port to listen on; 0: any free one")->capture_default_str();
+  verb->add_option("--port", options->port, "port to listen on; 0: any free one")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 65535));
   verb->add_option("--token-file", options->token_file,
                    "file whose first line clients must send as Authorization: Bearer LINE");
   verb->add_option("--name", options->name, "name of the model in requests (default: the run's name)");

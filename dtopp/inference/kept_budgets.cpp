@@ -37,14 +37,12 @@ std::string hash_of_windows(const at::Tensor& windows_BL) {
       std::as_bytes(std::span(ids.const_data_ptr<int64_t>(), static_cast<size_t>(ids.numel()))));
 }
 
-KeptBudgets solve_budgets(const InferenceModel& model, const checkpoint::Checkpoint& checkpoint,
-                          const at::Tensor& windows_BL) {
-  KeptBudgets budgets{checkpoint.hash(), hash_of_windows(windows_BL), {}};
-  for (int64_t target = 1; target <= largest_budget(model.config); ++target) {
-    const moe::Routing solved = solve_thresholds(model, windows_BL, static_cast<double>(target));
-    budgets.thresholds.push_back(solved.router->metric("threshold"));
-  }
-  return budgets;
+void solve_budget(const InferenceModel& model, const at::Tensor& windows_BL, int64_t experts,
+                  KeptBudgets& budgets, moe::KnownCounts& known) {
+  for (const auto& [solved, thresholds] : budgets.thresholds)
+    if (thresholds.size() == 1) known.emplace(thresholds.front(), static_cast<double>(solved));
+  const moe::Routing solved = solve_thresholds(model, windows_BL, static_cast<double>(experts), &known);
+  budgets.thresholds[experts] = solved.router->metric("threshold");
 }
 
 std::optional<KeptBudgets> read_budgets(const checkpoint::Checkpoint& checkpoint,
@@ -57,21 +55,21 @@ std::optional<KeptBudgets> read_budgets(const checkpoint::Checkpoint& checkpoint
   if (budgets.checkpoint != checkpoint.hash()) return std::nullopt;
   const auto layers = static_cast<size_t>(config.model.num_layers);
   for (const JsonFields& budget : fields.objects("budgets")) {
-    budgets.thresholds.push_back(budget.numbers("thresholds"));
-    const size_t count = budgets.thresholds.back().size();
+    const int64_t experts = budget.integer("experts", 1, largest_budget(config));
+    const auto [added, is_new] = budgets.thresholds.emplace(experts, budget.numbers("thresholds"));
+    if (!is_new) budget.fail("experts", "is there twice");
+    const size_t count = added->second.size();
     if (count != 1 && count != layers) budget.fail("thresholds", "needs one number, or one per layer");
-    for (const double p : budgets.thresholds.back())
+    for (const double p : added->second)
       if (!(p > 0 && p < 1)) budget.fail("thresholds", "needs numbers between 0 and 1");
   }
-  if (static_cast<int64_t>(budgets.thresholds.size()) != largest_budget(config))
-    fields.fail("budgets", "needs " + std::to_string(largest_budget(config)) + " of them");
   return budgets;
 }
 
 void write_budgets(const checkpoint::Checkpoint& checkpoint, const KeptBudgets& budgets) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (size_t i = 0; i < budgets.thresholds.size(); ++i)
-    list.push_back({{"experts", i + 1}, {"thresholds", budgets.thresholds[i]}});
+  for (const auto& [experts, thresholds] : budgets.thresholds)
+    list.push_back({{"experts", experts}, {"thresholds", thresholds}});
   const nlohmann::ordered_json file = {{"format", kFormat},
                                        {"checkpoint", budgets.checkpoint},
                                        {"text", budgets.text},
@@ -79,15 +77,11 @@ void write_budgets(const checkpoint::Checkpoint& checkpoint, const KeptBudgets& 
   write_file_atomically(path_of(checkpoint), dump_json(file, 1) + "\n");
 }
 
-std::vector<std::shared_ptr<moe::Router>> make_budget_routers(const InferenceModel& model,
-                                                              const KeptBudgets& budgets) {
-  const at::Tensor bias_LE = moe::centred_bias_of(model.routing.router.get());
-  std::vector<std::shared_ptr<moe::Router>> routers;
-  for (const std::vector<double>& thresholds : budgets.thresholds) {
-    routers.push_back(std::make_shared<moe::TopPRouter>(
-        model.config, at::tensor(thresholds, at::kDouble).to(model.device()), bias_LE));
-  }
-  return routers;
+std::shared_ptr<moe::Router> make_budget_router(const InferenceModel& model,
+                                                const std::vector<double>& thresholds) {
+  return std::make_shared<moe::TopPRouter>(model.config,
+                                           at::tensor(thresholds, at::kDouble).to(model.device()),
+                                           moe::centred_bias_of(model.routing.router.get()));
 }
 
 }  // namespace dtopp::inference

@@ -1,22 +1,25 @@
-// The thresholds at which a model activates 1, 2, … experts on average, kept in a file of its checkpoint.
+// The thresholds at which a model activates given numbers of experts on average, kept in a file of its
+// checkpoint.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "dtopp/inference/inference_model.h"
+#include "dtopp/moe/routers/solving.h"
 
 namespace dtopp::inference {
 
 inline constexpr char kBudgetsName[] = "budgets.json";
 
 struct KeptBudgets {
-  std::string checkpoint;                       // Checkpoint::hash
-  std::string text;                             // hash of the ids on which they were solved
-  std::vector<std::vector<double>> thresholds;  // of 1, 2, … experts: p, or one per layer
+  std::string checkpoint;                             // Checkpoint::hash
+  std::string text;                                   // hash of the ids on which they were solved
+  std::map<int64_t, std::vector<double>> thresholds;  // by number of experts: p, or one per layer
 
   bool operator==(const KeptBudgets&) const = default;
 };
@@ -26,9 +29,11 @@ int64_t largest_budget(const config::RunConfig& config);
 
 std::string hash_of_windows(const at::Tensor& windows_BL);
 
-// Solves for every budget from 1 to the largest (solve_thresholds in expert_budget.h).
-KeptBudgets solve_budgets(const InferenceModel& model, const checkpoint::Checkpoint& checkpoint,
-                          const at::Tensor& windows_BL);
+// Solves for one budget (solve_thresholds in expert_budget.h) and adds it. The result does not depend on the
+// budgets that were solved before; if all layers share one p, they save passes. `known` holds the mean
+// experts of earlier calls with the same model and text, and receives new ones.
+void solve_budget(const InferenceModel& model, const at::Tensor& windows_BL, int64_t experts,
+                  KeptBudgets& budgets, moe::KnownCounts& known);
 
 // Reads or writes the checkpoint's file. Reading returns nullopt if there is none, or it belongs to another
 // checkpoint; it throws DataError if the file is damaged.
@@ -36,8 +41,8 @@ std::optional<KeptBudgets> read_budgets(const checkpoint::Checkpoint& checkpoint
                                         const config::RunConfig& config);
 void write_budgets(const checkpoint::Checkpoint& checkpoint, const KeptBudgets& budgets);
 
-// A router per budget, the first for one expert.
-std::vector<std::shared_ptr<moe::Router>> make_budget_routers(const InferenceModel& model,
-                                                              const KeptBudgets& budgets);
+// The router with the thresholds of a budget.
+std::shared_ptr<moe::Router> make_budget_router(const InferenceModel& model,
+                                                const std::vector<double>& thresholds);
 
 }  // namespace dtopp::inference

@@ -1,5 +1,6 @@
 #include "dtopp/inference/scheduler.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace dtopp::inference {
@@ -27,8 +28,38 @@ Scheduler::Admission Scheduler::submit(std::vector<SequenceInput> sequences,
     waiting_.push_back({std::move(sequences[i]), receiver, i, left, reserved});
   }
   load_.waiting = waiting_.size();
-  arrived_.notify_one();
+  arrived_.notify_all();
   return Admission::kQueued;
+}
+
+void Scheduler::add_budget(int64_t budget, std::shared_ptr<moe::Router> router) {
+  const std::lock_guard lock(mutex_);
+  budgets_[budget] = std::move(router);
+  arrived_.notify_all();
+}
+
+std::vector<int64_t> Scheduler::budgets() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<int64_t> budgets;
+  for (const auto& [budget, router] : budgets_) budgets.push_back(budget);
+  return budgets;
+}
+
+std::optional<int64_t> Scheduler::missing_budget(std::chrono::milliseconds time) {
+  std::unique_lock lock(mutex_);
+  std::optional<int64_t> missing;
+  arrived_.wait_for(lock, time, [&] {
+    const auto job = std::ranges::find_if(
+        waiting_, [&](const Job& waiting) { return !can_start(waiting) && waiting.receiver->is_needed(); });
+    if (job != waiting_.end()) missing = job->input.budget;
+    return missing.has_value();
+  });
+  return missing;
+}
+
+// Requires the lock.
+bool Scheduler::can_start(const Job& job) const {
+  return job.input.budget == 0 || budgets_.contains(job.input.budget);
 }
 
 void Scheduler::step(std::chrono::milliseconds time) {
@@ -36,7 +67,10 @@ void Scheduler::step(std::chrono::milliseconds time) {
     job = job->second.receiver->is_needed() ? std::next(job) : end(job);
   {
     std::unique_lock lock(mutex_);
-    if (running_.empty()) arrived_.wait_for(lock, time, [&] { return !waiting_.empty(); });
+    if (running_.empty())
+      arrived_.wait_for(lock, time, [&] {
+        return std::ranges::any_of(waiting_, [&](const Job& job) { return can_start(job); });
+      });
     admit();
   }
   for (const GeneratedToken& token : generation_.step()) {
@@ -51,16 +85,20 @@ void Scheduler::step(std::chrono::milliseconds time) {
 void Scheduler::admit() {
   std::erase_if(waiting_, [](const Job& job) { return !job.receiver->is_needed(); });
   int64_t prompt_tokens = 0;
-  while (!waiting_.empty() && running_.size() < limits_.running) {
-    Job& next = waiting_.front();
-    const auto tokens = static_cast<int64_t>(next.input.ids.size());
-    if (load_.cache_tokens + next.reserved > limits_.cache_tokens) break;
+  for (auto next = waiting_.begin(); next != waiting_.end() && running_.size() < limits_.running;) {
+    if (!can_start(*next)) {
+      ++next;
+      continue;
+    }
+    const auto tokens = static_cast<int64_t>(next->input.ids.size());
+    if (load_.cache_tokens + next->reserved > limits_.cache_tokens) break;
     if (prompt_tokens > 0 && prompt_tokens + tokens > kPromptTokensPerStep) break;
     prompt_tokens += tokens;
-    load_.cache_tokens += next.reserved;
-    const size_t number = generation_.add(std::move(next.input));
-    running_.emplace(number, std::move(next));
-    waiting_.pop_front();
+    load_.cache_tokens += next->reserved;
+    if (next->input.budget > 0) next->input.router = budgets_.at(next->input.budget);
+    const size_t number = generation_.add(std::move(next->input));
+    running_.emplace(number, std::move(*next));
+    next = waiting_.erase(next);
   }
   load_.waiting = waiting_.size();
   load_.running = running_.size();

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "dtopp/inference/generator.h"
@@ -21,7 +22,8 @@ class TokenReceiver {
   virtual ~TokenReceiver() = default;
   // Takes a token of the request's sequence `sequence`. Returns false if it needs no more of them.
   virtual bool receive(size_t sequence, const GeneratedToken& token) = 0;
-  // Returns false if the request is not needed any more, for example after its client left.
+  // Returns false if the request is not needed any more, for example after its client left. Any thread may
+  // call it.
   virtual bool is_needed() const = 0;
 };
 
@@ -45,8 +47,16 @@ class Scheduler {
   // Preconditions: no sequence reserves more than SchedulerLimits::cache_tokens
   Admission submit(std::vector<SequenceInput> sequences, const std::shared_ptr<TokenReceiver>& receiver);
 
+  // Adds the router of a budget (SequenceInput::budget). Any thread may call it.
+  void add_budget(int64_t budget, std::shared_ptr<moe::Router> router);
+  std::vector<int64_t> budgets() const;  // the added ones
+  // Waits up to `time` until a sequence waits for a budget that is missing, and returns the first such
+  // budget. Any thread may call it.
+  std::optional<int64_t> missing_budget(std::chrono::milliseconds time);
+
   // Starts waiting sequences in order of arrival, as far as the limits allow, and generates one token for
-  // each running one. Waits up to `time` if there is none.
+  // each running one. A sequence whose budget is missing lets later ones pass. Waits up to `time` if there is
+  // none to start or run.
   void step(std::chrono::milliseconds time);
   // Closes the queue if no sequence runs or waits. Returns true if it is closed.
   bool close_if_idle();
@@ -67,6 +77,7 @@ class Scheduler {
     int64_t reserved = 0;
   };
   using Running = std::map<size_t, Job>;
+  bool can_start(const Job& job) const;
   void admit();
   Running::iterator end(Running::iterator job);
 
@@ -76,6 +87,7 @@ class Scheduler {
   mutable std::mutex mutex_;  // of the members below
   std::condition_variable arrived_;
   std::deque<Job> waiting_;
+  std::map<int64_t, std::shared_ptr<moe::Router>> budgets_;
   Load load_;
   bool is_closed_ = false;
 };

@@ -24,6 +24,7 @@ struct SequenceInput {
   SamplingOptions sampling{};
   uint64_t index = 0;                     // selects the random numbers of a seed, as a prompt's index
   std::shared_ptr<moe::Router> router{};  // null: the model's
+  int64_t budget = 0;                     // if not 0, the Scheduler sets the router that it has for it
   std::optional<int64_t> likeliest{};     // scores each token, with this many of the likeliest ones
   bool scores_prompt = false;             // also scores the prompt
 };

@@ -95,8 +95,16 @@ std::optional<int64_t> target_of(const JsonFields& fields, const ServedModel& mo
   if (model.largest_budget == 0)
     fields.fail("target_experts", "this model has no routing threshold, so its number of experts is fixed");
   if (model.budgets.empty())
-    fields.fail("target_experts", "no thresholds were solved; start dtopp serve with --calibration TEXT");
-  return fields.integer("target_experts", 1, model.largest_budget);
+    fields.fail("target_experts",
+                "no text to solve thresholds on; start dtopp serve with --calibration TEXT");
+  const int64_t target = fields.integer("target_experts", 1, model.largest_budget);
+  if (!model.budgets.contains(target))
+    fields.fail(
+        "target_experts",
+        format("the threshold of %lld experts is not kept, and the text of the others is missing; start "
+               "dtopp serve with --calibration TEXT",
+               static_cast<long long>(target)));
+  return target;
 }
 
 void check_lengths(const JsonFields& fields, const CompletionRequest& request, const ServedModel& model) {
@@ -164,8 +172,7 @@ CompletionRequest read_completion_request(std::string_view body, const ServedMod
   throw ApiError(400, error.what());
 }
 
-std::vector<inference::SequenceInput> sequences_of(const CompletionRequest& request,
-                                                   const ServedModel& model) {
+std::vector<inference::SequenceInput> sequences_of(const CompletionRequest& request) {
   std::vector<inference::SequenceInput> sequences;
   for (const std::vector<int32_t>& prompt : request.prompts) {
     for (int64_t i = 0; i < request.n; ++i) {
@@ -174,7 +181,7 @@ std::vector<inference::SequenceInput> sequences_of(const CompletionRequest& requ
       sequence.max_tokens = std::max<int64_t>(request.max_tokens, 1);  // a prompt needs one to be computed
       sequence.sampling = request.sampling;
       sequence.index = sequences.size() - 1;
-      if (request.target_experts) sequence.router = model.budgets.at(*request.target_experts - 1);
+      sequence.budget = request.target_experts.value_or(0);
       sequence.likeliest = request.log_probs;
       sequence.scores_prompt = request.echo;
     }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,10 +20,10 @@ struct ServedModel {
   std::string name;
   int64_t sequence_length = 0, vocab_size = 0;
   int32_t end_of_text = 0;
-  int64_t num_experts = 0;                            // 0: a dense model
-  int64_t largest_budget = 0;                         // 0: it cannot change its experts
-  size_t most_choices = 0;                            // per request
-  std::vector<std::shared_ptr<moe::Router>> budgets;  // of 1, 2, … experts; empty: none was solved
+  int64_t num_experts = 0;     // 0: a dense model
+  int64_t largest_budget = 0;  // 0: it cannot change its experts
+  size_t most_choices = 0;     // per request
+  std::set<int64_t> budgets;   // numbers of experts that are solved or can be; empty: none
 };
 
 struct CompletionRequest {
@@ -43,7 +44,6 @@ CompletionRequest read_completion_request(std::string_view body, const ServedMod
 
 // The sequences of a request: n per prompt, choice after choice. A prompt's index and the seed select the
 // same random numbers as in `dtopp generate --prompts`.
-std::vector<inference::SequenceInput> sequences_of(const CompletionRequest& request,
-                                                   const ServedModel& model);
+std::vector<inference::SequenceInput> sequences_of(const CompletionRequest& request);
 
 }  // namespace dtopp::serve

@@ -103,12 +103,15 @@ async function generate(prompt) {
   const body = {model: model?.id, prompt, stream: true, stream_options: {include_usage: true}, max_tokens: Number(element("max-tokens").value),
     temperature: Number(element("temperature").value), top_p: 0.95};
   if (target > 0) body.target_experts = target;
+  if (target > 0 && model && !model.solved_target_experts.includes(target)) say(`The first text with ${target} experts waits until their threshold is solved.`);
   if (seed !== "") body.seed = Number(seed);
   const begin = performance.now();
   try {
     if (!model) await loadModel();
     const response = await fetch("/v1/completions", {method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal});
     if (!response.ok) throw new Error(await failure(response));
+    say("");
+    if (target > 0) model.solved_target_experts.push(target);
     await readEvents(response, event => {
       for (const choice of event.choices) if (choice.text) addToken(choice.text, choice.active_experts ?? []);
       if (event.usage) addRun(target, event.usage, (performance.now() - begin) / 1000);

@@ -107,7 +107,8 @@ http::Answer Service::answer_to(const http::Request& request, std::string_view p
                         {"owned_by", "dtopp"},
                         {"sequence_length", model_.sequence_length},
                         {"num_experts", model_.num_experts},
-                        {"largest_target_experts", model_.budgets.size()}};
+                        {"largest_target_experts", model_.budgets.empty() ? 0 : *model_.budgets.rbegin()},
+                        {"solved_target_experts", scheduler_.budgets()}};
   if (path != kModels) return json_answer(200, model);
   return json_answer(200, {{"object", "list"}, {"data", ordered_json::array({std::move(model)})}});
 }
@@ -116,7 +117,7 @@ void Service::complete(const http::Request& request, const std::shared_ptr<http:
   std::shared_ptr<Completion> completion;
   try {
     CompletionRequest read = read_completion_request(request.body, model_, tokenizer_);
-    std::vector<inference::SequenceInput> sequences = sequences_of(read, model_);
+    std::vector<inference::SequenceInput> sequences = sequences_of(read);
     for (const inference::SequenceInput& sequence : sequences) {
       const int64_t needed = inference::Scheduler::reservation(sequence);
       if (needed > scheduler_.limits().cache_tokens)

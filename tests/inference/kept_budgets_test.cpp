@@ -1,10 +1,13 @@
 #include "dtopp/inference/kept_budgets.h"
 
+#include <tuple>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/inference/expert_budget.h"
 #include "tests/base/scratch_directory.h"
 #include "tests/eval/tiny_model.h"
 
@@ -24,7 +27,7 @@ double experts_with(const InferenceModel& model, const at::Tensor& tokens_BL,
   return sum / static_cast<double>(layers.size()) / static_cast<double>(tokens_BL.numel());
 }
 
-TEST(KeptBudgets, meet_every_number_of_experts_and_survive_the_file) {
+TEST(KeptBudgets, meet_their_number_of_experts_and_survive_the_file) {
   for (const config::ThresholdScope scope :
        {config::ThresholdScope::kGlobal, config::ThresholdScope::kLayer}) {
     ScratchDirectory scratch;
@@ -34,30 +37,54 @@ TEST(KeptBudgets, meet_every_number_of_experts_and_survive_the_file) {
     const InferenceModel model = load_inference_model(checkpoint);
     const at::Tensor tokens_BL = at::randint(0, 64, {8, 80}, at::kLong);
     EXPECT_EQ(read_budgets(checkpoint, config), std::nullopt);
-    const KeptBudgets solved = solve_budgets(model, checkpoint, tokens_BL);
-    write_budgets(checkpoint, solved);
-    EXPECT_EQ(read_budgets(checkpoint, config), solved);
-    EXPECT_EQ(solved.text, hash_of_windows(tokens_BL));
-    const auto routers = make_budget_routers(model, solved);
-    ASSERT_EQ(routers.size(), 16);
-    for (size_t i = 0; i < routers.size(); ++i) {
-      const auto target = static_cast<double>(i + 1);
-      EXPECT_NEAR(experts_with(model, tokens_BL, routers[i]), target, 5e-3 * target);
+    KeptBudgets solved{checkpoint.hash(), hash_of_windows(tokens_BL), {}};
+    moe::KnownCounts known;
+    for (const int64_t experts : {3, 16, 5, 4, 1}) {
+      solve_budget(model, tokens_BL, experts, solved, known);
+      write_budgets(checkpoint, solved);
+      EXPECT_EQ(read_budgets(checkpoint, config), solved);
+      const auto target = static_cast<double>(experts);
+      const auto router = make_budget_router(model, solved.thresholds.at(experts));
+      EXPECT_NEAR(experts_with(model, tokens_BL, router), target, 5e-3 * target);
     }
+    EXPECT_EQ(solved.thresholds.size(), 5);
     // The file names what is wrong in it, and belongs to one checkpoint.
     KeptBudgets changed = solved;
     changed.checkpoint = "another";
     write_budgets(checkpoint, changed);
     EXPECT_EQ(read_budgets(checkpoint, config), std::nullopt);
-    changed = solved;
-    changed.thresholds.pop_back();
-    write_budgets(checkpoint, changed);
-    EXPECT_THAT(error_of<DataError>([&] { read_budgets(checkpoint, config); }), HasSubstr("budgets"));
-    changed = solved;
-    changed.thresholds[3] = {0.1, 0.2};
-    write_budgets(checkpoint, changed);
-    EXPECT_THAT(error_of<DataError>([&] { read_budgets(checkpoint, config); }), HasSubstr("thresholds"));
+    for (const auto& [experts, thresholds, word] :
+         {std::tuple{int64_t{17}, std::vector{0.1}, "experts"},
+          std::tuple{int64_t{0}, std::vector{0.1}, "experts"},
+          std::tuple{int64_t{4}, std::vector{0.1, 0.2}, "thresholds"},
+          std::tuple{int64_t{4}, std::vector{1.5}, "thresholds"}}) {
+      changed = solved;
+      changed.thresholds[experts] = thresholds;
+      write_budgets(checkpoint, changed);
+      EXPECT_THAT(error_of<DataError>([&] { read_budgets(checkpoint, config); }), HasSubstr(word));
+    }
   }
+}
+
+TEST(KeptBudgets, do_not_depend_on_the_order_of_requests_or_restarts) {
+  const InferenceModel model = eval::tiny_model(eval::tiny_config());
+  const at::Tensor tokens_BL = at::randint(0, 64, {8, 80}, at::kLong);
+  std::vector<KeptBudgets> solved;
+  for (const std::vector<int64_t>& order :
+       {std::vector<int64_t>{2, 3, 4, 5, 9}, {9, 5, 3, 4, 2}, {4, 9, 2, 5, 3}}) {
+    for (const bool restarts : {false, true}) {
+      KeptBudgets budgets;
+      moe::KnownCounts known;
+      for (const int64_t experts : order) {
+        if (restarts) known.clear();
+        solve_budget(model, tokens_BL, experts, budgets, known);
+      }
+      solved.push_back(budgets);
+    }
+  }
+  for (const KeptBudgets& budgets : solved) EXPECT_EQ(budgets, solved.front());
+  const auto alone = solve_thresholds(model, tokens_BL, 4).router->metric("threshold");
+  EXPECT_EQ(solved.front().thresholds.at(4), alone);
 }
 
 TEST(KeptBudgets, end_at_the_limit_of_experts) {

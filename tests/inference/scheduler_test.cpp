@@ -1,5 +1,7 @@
 #include "dtopp/inference/scheduler.h"
 
+#include <thread>
+
 #include <gtest/gtest.h>
 
 #include "dtopp/moe/routers/make_router.h"
@@ -80,6 +82,46 @@ TEST(Scheduler, drops_what_is_not_needed) {
   scheduler.step(milliseconds(0));
   EXPECT_TRUE(scheduler.close_if_idle());
   EXPECT_EQ(scheduler.submit({input(5, 1)}, last), kClosed);
+}
+
+TEST(Scheduler, a_sequence_that_waits_for_its_budget_lets_others_pass) {
+  const InferenceModel loaded = model();
+  Scheduler scheduler(loaded, {.running = 2, .waiting = 8, .cache_tokens = 1024});
+  const auto budget = std::make_shared<Received>(), left = std::make_shared<Received>(),
+             other = std::make_shared<Received>();
+  SequenceInput waiting = input(5, 1), unneeded = input(5, 1);
+  waiting.budget = 3;
+  unneeded.budget = 2;
+  scheduler.submit({unneeded}, left);
+  scheduler.submit({waiting}, budget);
+  scheduler.submit({input(5, 1)}, other);
+  left->needed = false;
+  EXPECT_EQ(scheduler.missing_budget(milliseconds(0)), 3);
+  scheduler.step(milliseconds(0));
+  EXPECT_EQ(other->sequences.size(), 1);
+  EXPECT_TRUE(budget->sequences.empty());
+  EXPECT_FALSE(scheduler.close_if_idle());
+  scheduler.add_budget(3, loaded.routing.router);
+  EXPECT_EQ(scheduler.missing_budget(milliseconds(0)), std::nullopt);
+  scheduler.step(milliseconds(0));
+  EXPECT_EQ(budget->sequences.size(), 1);
+  EXPECT_TRUE(scheduler.close_if_idle());
+}
+
+TEST(Scheduler, begins_a_sequence_as_soon_as_its_budget_is_there) {
+  const InferenceModel loaded = model();
+  Scheduler scheduler(loaded, {.running = 2, .waiting = 8, .cache_tokens = 1024});
+  const auto budget = std::make_shared<Received>();
+  SequenceInput waiting = input(5, 1);
+  waiting.budget = 3;
+  std::thread solving([&] {
+    EXPECT_EQ(scheduler.missing_budget(milliseconds(60'000)), 3);
+    scheduler.add_budget(3, loaded.routing.router);
+  });
+  scheduler.submit({waiting}, budget);
+  scheduler.step(milliseconds(60'000));
+  solving.join();
+  EXPECT_EQ(budget->sequences.size(), 1);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ ServedModel served() {
   model.vocab_size = 100;
   model.num_experts = model.largest_budget = 3;
   model.most_choices = 8;
-  model.budgets.resize(3);
+  model.budgets = {1, 2, 3};
   return model;
 }
 
@@ -39,7 +39,7 @@ TEST(CompletionRequest, has_the_defaults_of_the_interface) {
 TEST(CompletionRequest, numbers_its_sequences_by_prompt_then_choice) {
   const CompletionRequest request =
       read(R"({"prompt": [[1, 2], [3]], "n": 2, "seed": 9, "logprobs": 0, "echo": true, "max_tokens": 0})");
-  const auto sequences = sequences_of(request, served());
+  const auto sequences = sequences_of(request);
   ASSERT_EQ(sequences.size(), 4);
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(sequences[i].index, i);
@@ -106,6 +106,8 @@ TEST(CompletionRequest, explains_why_a_model_has_no_budget) {
     return std::string();
   };
   EXPECT_EQ(message(), "");
+  model.budgets = {1, 3};
+  EXPECT_THAT(message(), HasSubstr("2 experts"));
   model.budgets.clear();
   EXPECT_THAT(message(), HasSubstr("--calibration"));
   model.largest_budget = 0;

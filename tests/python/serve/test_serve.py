@@ -340,39 +340,95 @@ def test_a_token_guards_all_but_the_page_and_health(run, tmp_path):
             client.with_options(api_key="wrong").models.list()
 
 
-def test_thresholds_are_solved_once_and_kept_with_the_checkpoint(run, calibration, tmp_path):
-    copy = tmp_path / "checkpoint"
+def copy_of_checkpoint(run, folder):
     checkpoint = sorted((run / "checkpoints").iterdir())[-1]
-    subprocess.run(["cp", "-r", checkpoint, copy], check=True)
-    (copy / "budgets.json").unlink(missing_ok=True)
+    subprocess.run(["cp", "-r", checkpoint, folder], check=True)
+    (folder / "budgets.json").unlink(missing_ok=True)
+    return folder
+
+
+def kept_budgets(checkpoint):
+    return {budget["experts"]: budget["thresholds"] for budget in json.loads((checkpoint / "budgets.json").read_text())["budgets"]}
+
+
+def test_a_threshold_is_solved_at_its_first_request_and_kept_with_the_checkpoint(run, calibration, tmp_path):
+    copy = copy_of_checkpoint(run, tmp_path / "checkpoint")
     with Server(copy) as server:
         answer = server.request("/v1/completions", {"prompt": PROMPT, "target_experts": 2})
         assert answer[0] == 400 and "--calibration" in error_of(answer)["message"]
     with Server(copy, "--calibration", calibration) as server:
+        assert not (copy / "budgets.json").exists()
         first = server.complete(PROMPT, target_experts=2, seed=1)["choices"]
-    assert "solving" in server.errors
-    kept = (copy / "budgets.json").read_bytes()
+        assert server.complete(PROMPT, target_experts=2, seed=1)["choices"] == first
+        assert json.loads(server.request("/v1/models/tiny")[1])["solved_target_experts"] == [2]
+    assert server.errors.count("solving the threshold of 2 experts") == server.errors.count("solved the threshold of 2 experts") == 1
+    assert list(kept_budgets(copy)) == [2]
     for options in ([], ["--calibration", calibration]):
         with Server(copy, *options) as server:
             assert server.complete(PROMPT, target_experts=2, seed=1)["choices"] == first
-        assert "solving" not in server.errors
+            status, _ = server.request("/v1/completions", {"prompt": PROMPT, "target_experts": 3})
+            assert status == (200 if options else 400)
+        assert ("solving the threshold of 3 experts" in server.errors) == bool(options)
+    kept = kept_budgets(copy)
+    assert list(kept) == [2, 3]
+    with Server(copy, "--calibration", calibration, "--calibrate") as server:
+        assert json.loads(server.request("/v1/models/tiny")[1])["solved_target_experts"] == list(range(1, EXPERTS + 1))
+        assert list(kept_budgets(copy)) == list(range(1, EXPERTS + 1))
+    assert kept.items() <= kept_budgets(copy).items() and server.errors.count("solved the threshold of") == EXPERTS - 2
+    with Server(copy, "--calibrate") as server:
+        assert server.complete(PROMPT, target_experts=2, seed=1)["choices"] == first
+    assert "solving" not in server.errors
     other = tmp_path / "other.txt"
     other.write_text("Something else altogether. " * 300)
     with Server(copy, "--calibration", other) as server:
-        pass
-    assert "solving" in server.errors and (copy / "budgets.json").read_bytes() != kept
-    (copy / "budgets.json").write_bytes(kept[:-40])
+        server.complete(PROMPT, target_experts=2)
+    assert list(kept_budgets(copy)) == [2] and kept_budgets(copy) != {2: kept[2]}
+    (copy / "budgets.json").write_bytes((copy / "budgets.json").read_bytes()[:-40])
     assert_refused(serve(copy), 3, "budgets.json")
-    # A kill while it starts or serves leaves nothing behind that a new start would find.
+    # A kill while it solves or serves leaves nothing behind that a new start would find.
     (copy / "budgets.json").unlink()
     for delay in (0.05, 0.2, 0.4, 0.8):
-        with subprocess.Popen([tiny_run.BINARY, "serve", copy, "--port", "0", "--calibration", calibration], stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen([tiny_run.BINARY, "serve", copy, "--port", "0", "--calibration", calibration, "--calibrate"],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             time.sleep(delay)
             process.kill()
     with Server(copy, "--calibration", calibration) as server:
         assert server.complete(PROMPT, target_experts=2, seed=1)["choices"] == first
-    assert (copy / "budgets.json").read_bytes() == kept
+    assert kept_budgets(copy)[2] == kept[2]
+
+
+def test_texts_with_solved_thresholds_do_not_wait_for_others(run, tmp_path):
+    copy = copy_of_checkpoint(run, tmp_path / "checkpoint")
+    (tmp_path / "text.txt").write_text("\n".join(NOVELS * 4))
+    with Server(copy, "--calibration", tmp_path / "text.txt") as server:
+        expected = server.complete(PROMPT, max_tokens=2, seed=1)["choices"]
+        ended = {}
+
+        def ask(target):
+            server.complete(PROMPT, target_experts=target, max_tokens=2)
+            ended[target] = time.monotonic()
+
+        clients = [threading.Thread(target=ask, args=[target]) for target in range(2, EXPERTS)]
+        for client in clients:
+            client.start()
+        between = []
+        while any(client.is_alive() for client in clients):
+            assert server.complete(PROMPT, max_tokens=2, seed=1)["choices"] == expected
+            between.append(time.monotonic())
+        assert any(time_ < min(ended.values()) for time_ in between)
+        assert len(ended) == len(clients)
+
+
+def test_sigterm_ends_after_the_threshold_that_a_request_waits_for(run, calibration, tmp_path):
+    copy = copy_of_checkpoint(run, tmp_path / "checkpoint")
+    with Server(copy, "--calibration", calibration) as server:
+        answers = []
+        client = threading.Thread(target=lambda: answers.append(server.request("/v1/completions", {"prompt": PROMPT, "target_experts": 3})))
+        client.start()
+        wait_until_accepted(server, 1)
+        server.process.send_signal(signal.SIGTERM)
+        client.join()
+        assert answers[0][0] == 200 and server.process.wait(20) == 0
 
 
 def serve(*arguments):
@@ -385,7 +441,10 @@ def test_a_wrong_call_is_told_in_one_line(run, calibration, server, tmp_path):
     assert_refused(serve(run, "--token-file", tmp_path / "empty"), 2, "--token-file")
     assert_refused(serve(run, "--host", "nowhere"), 2, "nowhere")
     assert_refused(tiny_run.dtopp("serve", run, "--port", str(server.port)), 2, str(server.port))
-    assert_refused(tiny_run.dtopp("serve", run, "--port", "70000"), 2, "--port")
+    for port in ("70000", "-1", "99999999999999999999", "http"):
+        assert_refused(tiny_run.dtopp("serve", run, "--port", port), 2, ["--port", "65535"])
+    copy = copy_of_checkpoint(run, tmp_path / "checkpoint")
+    assert_refused(serve(copy, "--calibrate"), 2, "--calibration")
     assert_refused(serve(run, "--calibration", tmp_path / "missing"), 3, "missing")
     assert_refused(serve(run, "--max-batch", "0"), 2, "--max-batch")
     dense = tiny_language_run.train(tmp_path, "dense", 64, tokenizer=tiny_language_run.SMALL_TOKENIZER)
