@@ -1,19 +1,22 @@
-"""Writes the novels in assets/text from the text below DTOPP_DATA: all parts of each book, in order and unchanged.
+"""Writes the novels in assets/text from the text below DTOPP_DATA: all parts of each book, in order.
 
     novels-train, novels-validation   18 short books, for the quick start and tests
     lab-train, lab-validation         all books, for configs/lab.yaml; validation is of whole books
 
-Each book was published before 1930, and its author died before 1956. It also writes the table of books in
-assets/CREDITS.md. The bytes depend on the version of libzstd.
+In 19 books, a blank line follows each printed line or page: `whole_paragraphs` joins those. Byte order marks are dropped.
+The rest is unchanged. Each book was published before 1930, and its author died before 1956. The script also writes the table
+of books in assets/CREDITS.md. The bytes depend on the version of libzstd.
 
 Usage: DTOPP_DATA=FOLDER make_sample_text.py
 """
 
+import collections
 import ctypes
 import ctypes.util
 import json
 import os
 import pathlib
+import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 AUTHORS = {
@@ -179,9 +182,82 @@ def compress(text):
     return packed.raw[:size]
 
 
+def word_counts(texts):
+    """How often each word occurs; parts joined by hyphens are one word."""
+    return collections.Counter(word for text in texts for word in re.findall(r"[a-z]+(?:-[a-z]+)*", text.lower()))
+
+
+def starts_inside_sentence(text):
+    return re.match(r"[(-]* ?[a-z]", text) is not None
+
+
+def full_length(lines):
+    """The length that a full line has with the next line's first word. None if the text is not in lines.
+
+    At a break inside a sentence, the line was full. 95 % of those breaks reach this length."""
+    breaks = sorted(len(line) + 1 + len(following.split()[0]) for line, following in zip(lines, lines[1:])
+                    if starts_inside_sentence(following))
+    in_lines = len(breaks) > len(lines) / 10 and breaks[len(breaks) * 95 // 100] < 90
+    return breaks[len(breaks) // 20] if in_lines else None
+
+
+def continues(paragraph, line, following, full):
+    """Whether the line after a paragraph, which ends with `line`, belongs to it.
+
+    Headings do not. A line that is not full ends its paragraph, which keeps verse and the lines of letters apart. A full
+    one does too if a sentence ends with it and a quotation ends or starts there."""
+    new_heading = following.isupper() and not re.search(r"[a-z]$", line) or \
+        re.fullmatch(r"(chapter|book|part|volume) [\w-]+\.?", following, re.I)
+    if line.isupper() or new_heading:
+        return False
+    length = len(line) + 1 + len(following.split()[0])
+    first_line = paragraph == line
+    if starts_inside_sentence(following):
+        return not (full and first_line and length < full - 12)
+    inside_clause = not first_line and re.search(r"[a-z,;]$", line)
+    if not full or len(line) > 80 or length < full - (12 if inside_clause else 0):
+        return False
+    ends_sentence = re.search(r"[.!?][\"')\]]*$", line)
+    return not (ends_sentence and (line[-1] in "\"'" or following[0] in "\"'"))
+
+
+def joined(paragraph, line, words):
+    """Drops the hyphen of a divided word: if the books have it more often as one word than with a hyphen."""
+    if paragraph.endswith("--"):
+        return paragraph + line
+    if divided := re.search(r"([A-Za-z]+)-$", paragraph):
+        start, end = divided[1].lower(), re.match("[A-Za-z]*", line)[0].lower()
+        return (paragraph[:-1] if words[start + end] > words[f"{start}-{end}"] else paragraph) + line
+    return f"{paragraph} {line}"
+
+
+def whole_paragraphs(texts, words):
+    """A book's parts, {number: text}, without byte order marks, and with each paragraph in one piece.
+
+    A paragraph that two successive parts share becomes part of the first. A book keeps its breaks if at most 3 % of its
+    paragraphs start in lower case, as after a line of verse."""
+    lines = {part: text.removeprefix("\ufeff").lstrip("\n").split("\n\n") for part, text in sorted(texts.items())}
+    starts = [line[0].islower() for part in lines.values() for line in part]
+    if sum(starts) <= 0.03 * len(starts):
+        return {part: "\n\n".join(lines[part]) for part in lines}
+    paragraphs = collections.defaultdict(list)
+    for part in lines:
+        full = full_length(lines[part])
+        before = lines.get(part - 1, [None])[-1]
+        for line in lines[part]:
+            target = paragraphs[part] or paragraphs.get(part - 1)
+            if target and continues(target[-1], before, line, full):
+                target[-1] = joined(target[-1], line, words)
+            else:
+                paragraphs[part].append(line)
+            before = line
+    return {part: "\n\n".join(paragraphs[part]) for part in lines}
+
+
 def write(name, parts, books):
     chosen = [parts[book, part] for book, part in sorted(parts) if book in books]
     assert {item["id"].partition("#")[0] for item in chosen} == set(books)
+    assert all(item["text"] for item in chosen)
     text = "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in chosen).encode()
     packed = compress(text)
     (ROOT / f"assets/text/{name}.jsonl.zst").write_bytes(packed)
@@ -206,6 +282,11 @@ def main():
             book, _, part = item["id"].partition("#")
             if item["source"] == "novels":
                 parts[book, int(part)] = {key: item[key] for key in ("text", "id", "source")}
+    words = word_counts(item["text"] for item in parts.values())
+    for book in TITLES:
+        texts = {part: item["text"] for (name, part), item in parts.items() if name == book}
+        for part, text in whole_paragraphs(texts, words).items():
+            parts[book, part]["text"] = text
     write("novels-train", parts, SHORT_TRAIN)
     write("novels-validation", parts, SHORT_VALIDATION)
     write("lab-train", parts, TRAIN)
@@ -213,4 +294,5 @@ def main():
     write_credits()
 
 
-main()
+if __name__ == "__main__":
+    main()
