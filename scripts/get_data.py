@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Fetches evaluation tasks, text and pictures for dtopp from their public sources and checks each file's digest.
 
-  get_data.py list                      names, sizes, licences, and what is here already
+  get_data.py list                      names, sizes, licenses, and which files you have
   get_data.py tasks [NAME...]           the 13 evaluation tasks, to data/eval
   get_data.py text NAME [--shards N]    text to train on or to validate with, to data/raw/NAME
   get_data.py images cifar10            CIFAR-10 as tar archives of PNG files, to data/raw/cifar10
-  get_data.py verify NAME... | --all    checks the digests of the files that are here again
+  get_data.py verify NAME... | --all    checks the digests of the files that you have
 
 An interrupted download continues when the same command starts again. A machine without a network takes files that
 were carried to it: --from FOLDER copies them from there, with the same checks. Sources and digests are in
@@ -100,7 +100,7 @@ class Entry:
     name: str
     group: str  # tasks, text or images
     purpose: str
-    licence: str
+    license: str
     citation: str
     files: list  # of File
     fetched: str | None  # when this script last fetched it from its real server
@@ -146,11 +146,11 @@ def mismatch(path, file):
     """How the file at `path` differs from the recorded one; None if it is the recorded one."""
     size = path.stat().st_size
     if file.size not in (None, size):
-        return f"has {size} bytes, recorded are {file.size}"
+        return f"has {size} bytes, not the recorded {file.size}"
     found = [(kind, digest(path, kind), getattr(file, kind)) for kind in ("sha256", "blob") if getattr(file, kind)]
     if any(actual == recorded for _, actual, recorded in found):
         return None
-    return ", ".join(f"has {kind} {actual}, recorded is {recorded}" for kind, actual, recorded in found)
+    return ", ".join(f"has {kind} {actual}, not the recorded {recorded}" for kind, actual, recorded in found)
 
 
 def beside(target, ending):
@@ -206,7 +206,7 @@ class Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, request, response, code, message, headers, address):
         allowed = ("https:",) if request.full_url.startswith("https:") else ("https:", "http:")
         if not address.startswith(allowed):
-            raise Failure(BAD_DATA, f"{request.full_url}: its redirect to {address} is not safe; it is not followed")
+            raise Failure(BAD_DATA, f"{request.full_url}: redirects to {address}, which is not safe; use another mirror")
         return super().redirect_request(request, response, code, message, headers, address)
 
 
@@ -244,7 +244,7 @@ def blocks_of(response):
         try:
             block = response.read1(BLOCK)
         except TimeoutError:
-            raise Lost(f"no byte for {STALL} seconds") from None
+            raise Lost(f"no data for {STALL} seconds") from None
         except (OSError, http.client.HTTPException) as error:
             raise Lost(f"connection lost ({error})") from None
         if not block:
@@ -263,7 +263,7 @@ def transfer(target, file):
             done = 0
         total = done + int(length) if length else file.size
         if file.size not in (None, total):
-            raise Failure(BAD_DATA, f"{file.name}: the server's file has {total} bytes, recorded are {file.size}; "
+            raise Failure(BAD_DATA, f"{file.name}: the server's file has {total} bytes, not the recorded {file.size}; "
                                     f"look for a newer {SOURCES.name}")
         need_room(target.parent, (total or 0) - done)
         etag = response.headers.get("ETag", "")
@@ -300,13 +300,13 @@ def fetch(file, folder, carried):
     if target.exists():
         if difference := mismatch(target, file):
             raise Failure(BAD_DATA, f"{target}: {difference}; move it away and start the same command again")
-        print(f"{target}: here already")
+        print(f"{target}: already here")
         return
     if carried is None:
         download(target, file)
     else:
         if not (carried / file.name).is_file():
-            raise Failure(BAD_DATA, f"{carried / file.name}: no such file; it is {file.origin}")
+            raise Failure(BAD_DATA, f"{carried / file.name}: no such file; copy {file.origin} to it")
         need_room(folder, (carried / file.name).stat().st_size)
         shutil.copyfile(carried / file.name, beside(target, ".part"))
     finish(target, file)
@@ -405,11 +405,11 @@ def convert(source, folder, kind, recorded=None):
     if all(target.exists() for target in targets):
         if recorded and (difference := mismatch(targets[0], recorded)):
             raise Failure(BAD_DATA, f"{targets[0]}: {difference}; move it away and start the same command again")
-        return print(f"{', '.join(map(str, targets))}: here already")
+        return print(f"{', '.join(map(str, targets))}: already here")
     try:
         function(source, [beside(target, ".part") for target in targets])
     except (KeyError, ValueError, IndexError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise Failure(BAD_DATA, f"{source}: is not in the expected form ({error})") from None
+        raise Failure(BAD_DATA, f"{source}: not in the expected form ({error}); fetch it again") from None
     for target in targets:
         finish(target, recorded)
         print(f"{target}: {target.stat().st_size:,} bytes, from {source}")
@@ -431,15 +431,15 @@ def fetch_entry(entry, folder, options):
 
 
 def write_credits(folder, entries):
-    """SOURCES.md: source, licence, citation and digest of each file in the folder."""
-    lines = ["# Sources", "", "| file | source | licence | cite | SHA-256 |", "|---|---|---|---|---|"]
+    """SOURCES.md: source, license, citation and digest of each file in the folder."""
+    lines = ["# Sources", "", "| file | source | license | cite | SHA-256 |", "|---|---|---|---|---|"]
     for entry in entries:
         for file in entry.files:
             for name in [file.name, *(CONVERSIONS[file.convert][1] if file.convert else [])]:
                 if (folder / name).exists():
                     known = file.sha256 if name == file.name and not file.blob else digest(folder / name)
                     origin = entry.authors.origin if entry.authors and known == file.sha256 else file.origin
-                    lines.append(f"| `{name}` | {origin} | {entry.licence} | {entry.citation} | `{known}` |")
+                    lines.append(f"| `{name}` | {origin} | {entry.license} | {entry.citation} | `{known}` |")
     (folder / "SOURCES.md").write_text("\n".join(lines) + "\n")
 
 
@@ -467,19 +467,19 @@ def run_verify(entries, options):
             bad += 1
             print(f"{folder}: holds {len(files)} of {len(entry.files)} files of {entry.name}")
     if bad:
-        raise Failure(BAD_DATA, "files are missing or not the recorded ones; see the lines above")
+        raise Failure(BAD_DATA, "files are missing or differ from the recorded ones; see the lines above")
 
 
 def run_list(entries, options):
-    print(f"{'name':17} {'MB':>8}  {'here':8} {'licence':30} for")
+    print(f"{'name':17} {'MB':>8}  {'here':8} {'license':30} for")
     for entry in entries.values():
         sizes = [file.size for file in entry.files]
         size = "?" if None in sizes else megabytes(sum(sizes))
         here = f"{len(entry.present(entry.folder))} of {len(sizes)}"
-        print(f"{entry.name:17} {size:>8}  {here:8} {entry.licence:30} {entry.purpose}")
+        print(f"{entry.name:17} {size:>8}  {here:8} {entry.license:30} {entry.purpose}")
     never = [entry.name for entry in entries.values() if not entry.fetched]
     if never:
-        print("Never fetched from the real servers by this script:", "all" if len(never) == len(entries) else ", ".join(never))
+        print("Not tried against the real servers yet:", "all" if len(never) == len(entries) else ", ".join(never))
 
 
 class Parser(argparse.ArgumentParser):
@@ -496,16 +496,16 @@ def parse(arguments, entries):
         command = commands.add_parser(group)
         command.set_defaults(run=run_fetch, authors=False, shards=1, known=known)
         command.add_argument("names", nargs=1 if group in ("text", "images") else "*", metavar="NAME", help=", ".join(known))
-        command.add_argument("--output", type=pathlib.Path, metavar="FOLDER", help="instead of the usual folder")
+        command.add_argument("--output", type=pathlib.Path, metavar="FOLDER", help="folder for the files, instead of the usual one")
         if group == "verify":
-            command.add_argument("--all", action="store_true", help="verify everything that is here")
+            command.add_argument("--all", action="store_true", help="verify all files that you have")
             command.set_defaults(run=run_verify)
             continue
-        command.add_argument("--from", dest="carried", type=pathlib.Path, metavar="FOLDER", help="copy the files from here")
+        command.add_argument("--from", dest="carried", type=pathlib.Path, metavar="FOLDER", help="copy the files from this folder instead of fetching them")
         if group == "tasks":
             command.add_argument("--authors", action="store_true", help="build mmlu and hellaswag from their authors' files")
         if group == "text":
-            command.add_argument("--shards", type=int, default=1, metavar="N", help="files to fetch of data in shards (1)")
+            command.add_argument("--shards", type=int, default=1, metavar="N", help="number of shards to fetch (default: 1)")
     options = parser.parse_args(arguments)
     check(options, entries)
     return options
@@ -523,7 +523,7 @@ def check(options, entries):
         raise Failure(USAGE, "verify: give names, or --all")
     shards = len(entries[options.names[0]].files) if options.command == "text" and entries[options.names[0]].shards else 1
     if not 1 <= options.shards <= shards:
-        raise Failure(USAGE, f"--shards {options.shards}: {options.names[0]} has {shards}")
+        raise Failure(USAGE, f"--shards {options.shards}: {options.names[0]} has {shards} {'shard' if shards == 1 else 'shards'}")
 
 
 def main(arguments=None):

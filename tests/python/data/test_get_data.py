@@ -127,7 +127,7 @@ class Command:
     def offer(self, name, content, group="text", served=None, **fields):
         """Adds an entry of one file, whose server sends `served`."""
         file = {"repository": "r", "path": f"deep/{name}.jsonl", "size": len(content), "sha256": sha256(content)}
-        self.sources["data"][name] = {"group": group, "purpose": "tests", "licence": "CC0", "citation": "Someone: Some. 2024",
+        self.sources["data"][name] = {"group": group, "purpose": "tests", "license": "CC0", "citation": "Someone: Some. 2024",
                                       "fetched": None, "files": [file]} | fields
         (self.folder / "data_sources.json").write_text(json.dumps(self.sources))
         path = f"/datasets/someone/some/resolve/{COMMIT}/deep/{name}.jsonl"
@@ -163,7 +163,7 @@ def test_fetches_once_and_credits_the_source(command, site):
     for fact in ("corpus.jsonl", "someone/some", COMMIT, "CC0", "Someone: Some. 2024", sha256(TEXT)):
         assert fact in credits
     status, out, _ = command.run("text", "corpus")
-    assert status == 0 and "here already" in out and site.requests == [(path, None)]
+    assert status == 0 and "already here" in out and site.requests == [(path, None)]
     assert sorted(os.listdir(fetched().parent)) == [".get_data.lock", "SOURCES.md", "corpus.jsonl"]
 
 
@@ -364,7 +364,7 @@ def test_verify_and_list_describe_what_is_here(command):
     assert command.run("verify", "one", "two")[0] == 0
     pathlib.Path("data/eval/two.jsonl").write_bytes(TEXT[:-1] + b" ")
     status, out, _ = command.run("verify", "--all")
-    assert status == 3 and f"recorded is {sha256(TEXT)}" in out
+    assert status == 3 and f"not the recorded {sha256(TEXT)}" in out
 
 
 @pytest.mark.parametrize("arguments", ["", "fetch", "text", "text corpus other", "text other", "tasks corpus", "images corpus",
@@ -466,7 +466,7 @@ def test_a_conversion_with_another_result_or_of_another_form_exits_3(command, na
     broken = {"zoology": [["two", "fields"]]} if name == "mmlu" else [{"ctx": "only"}]
     offer_task(command, name, authors_file(command.folder, name, broken), items, b"")
     status, _, error = command.run("tasks", "--authors")
-    assert status == 3 and "is not in the expected form" in error
+    assert status == 3 and "not in the expected form" in error
 
 
 def official_mmlu(items):
@@ -561,7 +561,7 @@ def test_every_source_is_pinned_and_credited():
     entries = script.load_entries()
     assert [entry.group for entry in entries.values()].count("tasks") == 13
     for entry in entries.values():
-        assert entry.group in ("tasks", "text", "images") and entry.licence and entry.citation and entry.purpose
+        assert entry.group in ("tasks", "text", "images") and entry.license and entry.citation and entry.purpose
         assert entry.group == "tasks" or entry.next
         names = [file.name for file in entry.files]
         assert len(set(names)) == len(names)
