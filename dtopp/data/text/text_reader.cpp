@@ -15,6 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kChunkBytes = size_t{1} << 18;
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
 [[noreturn]] void fail(const fs::path& path, uint64_t line, const std::string& cause) {
   throw DataError(path.string() + ": line " + std::to_string(line) + ": " + cause);
@@ -30,6 +31,11 @@ uint64_t count_newlines(std::string_view text) {
   const size_t line_start = text.substr(0, bad).rfind('\n') + 1;  // npos + 1 is 0
   fail(path, first_line + count_newlines(text.substr(0, bad)),
        "byte " + std::to_string(bad - line_start) + ": invalid UTF-8");
+}
+
+std::string_view without_byte_order_mark(std::string_view text) {
+  text.remove_prefix(text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0);
+  return text;
 }
 
 }  // namespace
@@ -122,6 +128,7 @@ struct DocumentParser::Impl {
 
   // Returns the object in a line of JSON lines; nullopt if the line is blank.
   std::optional<simdjson::dom::object> object_of(const fs::path& path, uint64_t number, std::string& line) {
+    if (line.starts_with(kByteOrderMark)) line.erase(0, kByteOrderMark.size());
     const size_t first = line.find_first_not_of(" \t\r");
     if (first == line.npos) return std::nullopt;
     if (line[first] == '[')
@@ -158,16 +165,17 @@ DocumentParser::DocumentParser(DocumentParser&&) noexcept = default;
 std::string_view DocumentParser::parse(const fs::path& path, uint64_t number, std::string& line) {
   if (!is_json_lines(path)) {
     if (!simdjson::validate_utf8(line)) fail_utf8(path, number, line);
-    if (number == 1 && impl_->begins_with_json_line(line))
+    const std::string_view document = without_byte_order_mark(line);
+    if (number == 1 && impl_->begins_with_json_line(document))
       throw DataError(path.string() + ": looks like JSON lines; rename it to .jsonl");
-    return line;
+    return document;
   }
   const auto object = impl_->object_of(path, number, line);
   if (!object) return {};
   const DocumentFilter& filter = impl_->filter;
   const std::string_view document = Impl::string_at(*object, "text", path, number);
   if (filter.key.empty() || Impl::string_at(*object, filter.key, path, number) == filter.value)
-    return document;
+    return without_byte_order_mark(document);
   return {};
 }
 

@@ -91,10 +91,11 @@ class DocumentParser {
   explicit DocumentParser(DocumentFilter filter = {});
   ~DocumentParser();
   DocumentParser(DocumentParser&&) noexcept;
-  // Returns the document in `line`, which LineReader read from line `number` of `path`; empty if the line is
-  // blank or not selected. The view is valid until the next call or change of `line`, whose capacity may
-  // grow. Throws DataError, naming file and line, unless the line is valid UTF-8 and, in JSON lines, an
-  // object with a string under `text`. Plain text may not begin with such an object.
+  // Returns the document in `line`, which LineReader read from line `number` of `path`, without a byte order
+  // mark at its start; empty if the line is blank or not selected. The view is valid until the next call or
+  // change of `line`, which may lose its own mark and grow in capacity. Throws DataError, naming file and
+  // line, unless the line is valid UTF-8 and, in JSON lines, an object with a string under `text`. Plain text
+  // may not begin with such an object.
   std::string_view parse(const std::filesystem::path& path, uint64_t number, std::string& line);
   // Returns the string under `key` in such a line of JSON lines; empty if the line is blank. Throws
   // DataError, naming file and line, if there is none.

@@ -29,6 +29,16 @@ TEST_F(TextReaderTest, leaves_out_documents_without_text) {
   EXPECT_EQ(read("c.txt", ""), Documents{});
 }
 
+TEST_F(TextReaderTest, drops_a_byte_order_mark_at_the_start_of_a_document) {
+  const std::string mark = "\xef\xbb\xbf";
+  EXPECT_EQ(read("a.txt", mark + "one" + mark), (Documents{"one" + mark}));
+  EXPECT_EQ(read("b.txt", mark), Documents{});
+  EXPECT_EQ(read("c.jsonl", mark + "{\"text\": \"" + mark + "a\"}\n{\"text\": \"\\ufeffb\"}\n"),
+            (Documents{"a", "b"}));
+  expect_error("d.txt", mark + "{\"text\": \"a\"}", "looks like JSON lines");
+  EXPECT_EQ(read("e.txt", mark.substr(0, 2) + "\xbe"), (Documents{mark.substr(0, 2) + "\xbe"}));
+}
+
 TEST_F(TextReaderTest, a_text_file_is_one_document) {
   EXPECT_EQ(read("a.txt", "one\r\n\ntwo\n"), (Documents{"one\r\n\ntwo\n"}));
 }
