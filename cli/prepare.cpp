@@ -61,6 +61,9 @@ void prepare_folder(const data::PrepareTextOptions& job, const data::TextEncoder
   data::TextPreparation preparation(job, encoder);
   begins.reset();
   const data::PrepareTextProgress& progress = preparation.progress();
+  if (!progress.restart_reason.empty())
+    std::fprintf(stderr, "dtopp: %s: starts again, because it %s\n", job.output.c_str(),
+                 progress.restart_reason.c_str());
   PrepareBar bar;
   for (bool more = !progress.was_complete; more; more = preparation.next()) {
     bar(progress);

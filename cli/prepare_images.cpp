@@ -59,6 +59,9 @@ void run_prepare_images(const ImageOptions& options) {
   data::ImagePreparation preparation(job);
   begins.reset();
   const data::PrepareImagesProgress& progress = preparation.progress();
+  if (!progress.restart_reason.empty())
+    std::fprintf(stderr, "dtopp: %s: starts again, because it %s\n", options.output.c_str(),
+                 progress.restart_reason.c_str());
   ProgressBar bar("prepare", "img");
   bar.set_total(progress.samples_total);
   bar.set_start(progress.samples);

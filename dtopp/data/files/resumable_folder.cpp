@@ -28,8 +28,14 @@ std::string describe(const JsonFields& source) {
          source.text("xxh3_128").substr(0, 8) + ")";
 }
 
-// Returns how the job `now` differs from the job that made a folder; "" if they agree. Names are ignored.
-std::string job_difference(const JsonFields& there, const JsonFields& now, const std::string& prefix) {
+bool have_same_bytes(const JsonFields& a, const JsonFields& b) {
+  return a.count("size") == b.count("size") && a.text("xxh3_128") == b.text("xxh3_128");
+}
+
+// Returns how the job `now` differs from the job that made a folder; "" if they agree. Sources agree if their
+// bytes do; with `names_suffice`, also if their names do.
+std::string job_difference(const JsonFields& there, const JsonFields& now, const std::string& prefix,
+                           bool names_suffice) {
   const nlohmann::json before = parse_json(there.dump(), "job"), after = parse_json(now.dump(), "job");
   nlohmann::json keys = before;
   keys.update(after);
@@ -40,8 +46,8 @@ std::string job_difference(const JsonFields& there, const JsonFields& now, const
   }
   const auto old_sources = there.objects("sources"), sources = now.objects("sources");
   for (size_t i = 0; i < std::min(old_sources.size(), sources.size()); ++i) {
-    if (old_sources[i].count("size") != sources[i].count("size") ||
-        old_sources[i].text("xxh3_128") != sources[i].text("xxh3_128"))
+    if (names_suffice && old_sources[i].text("name") == sources[i].text("name")) continue;
+    if (!have_same_bytes(old_sources[i], sources[i]))
       return "was made from other data: source " + std::to_string(i + 1) + " was " +
              describe(old_sources[i]) + ", now " + describe(sources[i]);
   }
@@ -88,10 +94,13 @@ void ResumableFolder::require_ours() const {
   }
 }
 
-void ResumableFolder::require_same_job(const Manifest& record, const char* name) const {
-  const std::string difference =
-      job_difference(JsonFields(record.about, (path_ / name).string()).object("job"), JsonFields(job_, "job"),
-                     kind_.setting_prefix);
+std::string ResumableFolder::difference_from(const Manifest& record, const char* name,
+                                             Sources sources) const {
+  return job_difference(JsonFields(record.about, (path_ / name).string()).object("job"),
+                        JsonFields(job_, "job"), kind_.setting_prefix, sources == Sources::kSameNames);
+}
+
+void ResumableFolder::refuse_other_job(const std::string& difference) const {
   if (!difference.empty())
     throw UsageError(path_.string() + ": " + difference + "; choose another output folder");
 }
@@ -100,7 +109,7 @@ void ResumableFolder::find_complete() {
   require_ours();
   if (!is_there(path_ / kManifestName)) return;
   Manifest manifest = with_remedy([&] { return read_manifest(path_, kind_.manifest_format); });
-  require_same_job(manifest, kManifestName);
+  refuse_other_job(difference_from(manifest, kManifestName, Sources::kSameBytes));
   with_remedy([&] { verify_content(path_, manifest.files); });
   complete_ = std::move(manifest);
 }
@@ -117,7 +126,13 @@ std::optional<Manifest> ResumableFolder::begin() {
   std::optional<Manifest> progress;
   if (has_progress()) {
     progress = with_remedy([&] { return read_manifest(path_, kind_.progress_format, kProgressName); });
-    require_same_job(*progress, kProgressName);
+    const std::string difference = difference_from(*progress, kProgressName, Sources::kSameBytes);
+    const auto holds_bytes = [](const auto& file) { return file.second.size > 0; };
+    if (!difference.empty() && std::ranges::any_of(progress->files, holds_bytes)) {
+      refuse_other_job(difference_from(*progress, kProgressName, Sources::kSameNames));
+      restart_reason_ = difference;
+    }
+    if (!difference.empty()) progress.reset();
   }
   remove_temporaries();
   return progress;

@@ -7,6 +7,9 @@
 // Both records are manifests (base/manifest.h). Under "about" they also hold the job, the inputs that
 // determine every byte of the output: {"job": {<settings>, "sources": [{"name", "size", "xxh3_128"}]}, ...}.
 //
+// A finished folder belongs to its job. An unfinished one starts again if sources keep their names but not
+// their bytes, such as after a repair, or if it holds nothing yet.
+//
 // Ownership: nothing in the folder is written or removed unless one of the records belongs to dtopp, or the
 // folder is empty except for .lock and the temporary file of a first record whose write was interrupted.
 #pragma once
@@ -55,10 +58,13 @@ class ResumableFolder {
   // The manifest if the folder is complete.
   const std::optional<Manifest>& complete() const { return complete_; }
   // Locks the folder, creates it if it does not exist, checks it again and removes the leftovers of an
-  // interruption. Returns the record of the progress if the folder is unfinished; nullopt if it is complete
-  // or new. The caller must record() a new folder first, because that marks it as dtopp's. Throws as the
-  // constructor does.
+  // interruption. Returns the record of the progress if the folder is unfinished; nullopt if it is complete,
+  // new or starts again. The caller must record() a folder without progress first, because that marks it as
+  // dtopp's, and write its files from their beginning. Throws as the constructor does.
   std::optional<Manifest> begin();
+  // After begin(): how the sources differ from those of the unfinished work, so that it starts again; else
+  // "".
+  const std::string& restart_reason() const { return restart_reason_; }
   // Replaces progress.json. It is on the device when the call returns. `about` is a JSON object.
   void record(nlohmann::ordered_json about, const ManifestFiles& files) const;
   // Writes manifest.json, which marks the folder as complete, and removes what only an unfinished folder
@@ -67,9 +73,12 @@ class ResumableFolder {
   const std::filesystem::path& path() const { return path_; }
 
  private:
+  enum class Sources { kSameBytes, kSameNames };
+
   bool has_progress() const;
   void require_ours() const;
-  void require_same_job(const Manifest& record, const char* name) const;
+  void refuse_other_job(const std::string& difference) const;
+  std::string difference_from(const Manifest& record, const char* name, Sources sources) const;
   void find_complete();
   void remove_temporaries() const;
   void clear_up() const;
@@ -80,6 +89,7 @@ class ResumableFolder {
   std::string job_;  // JSON
   std::optional<Manifest> complete_;
   std::optional<DirectoryLock> lock_;
+  std::string restart_reason_;
 };
 
 // Calls `read` and appends the remedy to the message of a DataError that it throws.

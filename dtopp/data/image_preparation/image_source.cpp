@@ -200,8 +200,7 @@ std::optional<ImageBatch> ImageBatches::next() {
 void ImageBatches::require_unchanged() const {
   std::error_code gone;  // on an error, the time is one that no file has, so the comparison fails
   if (fs::last_write_time(paths_[next_], gone) != changed_[next_])
-    throw DataError(paths_[next_].string() +
-                    ": changed while it was being read; start again with a new output folder");
+    throw DataError(paths_[next_].string() + ": changed while it was being read; run the same command again");
 }
 
 }  // namespace dtopp::data

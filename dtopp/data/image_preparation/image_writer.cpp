@@ -1,6 +1,7 @@
 #include "dtopp/data/image_preparation/image_writer.h"
 
 #include <array>
+#include <system_error>
 #include <utility>
 
 #include "dtopp/base/files.h"
@@ -58,10 +59,15 @@ void ImageWriter::add_stream(const std::string& name, const std::string& dtype, 
 }
 
 // If the next shard was finished but not recorded, renames it back to the first stream. Opening the stream
-// then truncates it to its recorded size.
+// then truncates it to its recorded size. Removes the shards after it, which a folder that starts again has.
 void ImageWriter::take_back_unrecorded() {
-  const fs::path path = folder_ / shard_name(shards_.size() + 1);
-  if (is_there(path)) rename_durably(path, stream_path(streams_.front().name));
+  size_t number = shards_.size() + 1;
+  const fs::path path = folder_ / shard_name(number);
+  if (!is_there(path)) return;
+  rename_durably(path, stream_path(streams_.front().name));
+  std::error_code gone;
+  while (fs::remove(folder_ / shard_name(++number), gone)) {
+  }
 }
 
 void ImageWriter::open_streams(const ManifestFiles& start) {

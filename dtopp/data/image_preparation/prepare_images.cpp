@@ -22,7 +22,7 @@ PrepareImagesOptions checked(PrepareImagesOptions options) {
     throw UsageError("--size " + std::to_string(options.size) + ": must be from 1 to " +
                      std::to_string(kLargestSize));
   if (options.channels != 1 && options.channels != 3)
-    throw UsageError("--channels " + std::to_string(options.channels) + ": must be 1 (grey) or 3 (RGB)");
+    throw UsageError("--channels " + std::to_string(options.channels) + ": must be 1 (gray) or 3 (RGB)");
   if (options.max_bad > kMostBad)
     throw UsageError("--max-bad " + std::to_string(options.max_bad) + ": must be at most " +
                      std::to_string(kMostBad));
@@ -84,6 +84,7 @@ ImagePreparation::ImagePreparation(PrepareImagesOptions options)
   } else {
     write_record();
   }
+  progress_.restart_reason = folder_.restart_reason();
   for (const uint64_t samples : plan_.samples) progress_.samples_total += samples;
   for (size_t i = 0; i < source_; ++i) progress_.samples += plan_.samples[i];
   progress_.samples += sample_;
@@ -143,7 +144,7 @@ void ImagePreparation::skip(SkippedImage image) {
                     (options_.max_bad == 0
                          ? "; repair or remove it, or leave out up to N such samples with --max-bad N"
                          : "; " + std::to_string(options_.max_bad) +
-                               " such samples were left out, the most that --max-bad allows; raise it"));
+                               " such samples were left out, as many as --max-bad allows; raise it"));
   }
   facts_.skipped.push_back(std::move(image));
 }
@@ -171,7 +172,7 @@ void ImagePreparation::finish() {
   workers_.reset();
   if (facts_.images == 0)
     throw DataError(options_.output.string() + ": all " + std::to_string(progress_.samples) +
-                    " samples were left out");
+                    " samples were left out; see the causes above");
   if (!writer_->is_empty()) files_ = writer_->finish_shard();
   write_record();
   folder_.finish(to_json(facts_), files_);

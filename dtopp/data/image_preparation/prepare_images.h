@@ -36,7 +36,8 @@ struct PrepareImagesOptions {
 struct PrepareImagesProgress {
   bool was_complete = false;  // the folder was complete already; nothing was done
   uint64_t resumed_samples = 0;
-  uint64_t samples = 0;  // finished samples, skipped ones included
+  std::string restart_reason{};  // ResumableFolder::restart_reason
+  uint64_t samples = 0;          // finished samples, skipped ones included
   uint64_t samples_total = 0;
 };
 

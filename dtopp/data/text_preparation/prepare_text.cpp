@@ -63,6 +63,14 @@ std::vector<InputSource> describe_inputs(const std::vector<fs::path>& inputs) {
   return sources;
 }
 
+// Names the documents of a job in which none has text.
+std::string describe_documents(const PrepareTextOptions& options) {
+  std::string files = options.inputs.front().string();
+  if (options.inputs.size() > 1) files += " and " + std::to_string(options.inputs.size() - 1) + " more";
+  if (options.only.key.empty()) return files + ": no document";
+  return files + ": no document with \"" + options.only.key + "\" " + quote_json(options.only.value);
+}
+
 bool names_a_folder(const std::string& value) {
   const auto is_safe = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
@@ -119,6 +127,7 @@ TextPreparation::TextPreparation(PrepareTextOptions options, const TextEncoder& 
     if (position_.source > options_.inputs.size()) position.fail("source", "lies beyond the list of sources");
     written = {facts.documents, facts.tokens, facts.max_token, unfinished->files};
   }
+  progress_.restart_reason = folder_.restart_reason();
   progress_.resumed_documents = progress_.documents = written.documents;
   progress_.tokens = written.tokens;
   progress_.input_bytes = position_.input_bytes;
@@ -176,6 +185,7 @@ void TextPreparation::stop() {
 void TextPreparation::finish() {
   workers_.reset();
   const WrittenTokens written = writer_->sync();
+  if (written.documents == 0) throw DataError(describe_documents(options_) + " has text; nothing to prepare");
   record(written);
   ManifestFiles files = writer_->finish();
   const std::string& json = encoder_.tokenizer_json;

@@ -34,7 +34,8 @@ struct PrepareTextOptions {
 struct PrepareTextProgress {
   bool was_complete = false;  // the folder was complete already; nothing was done
   uint64_t resumed_documents = 0;
-  uint64_t input_bytes = 0;  // bytes read, before decompression
+  std::string restart_reason{};  // ResumableFolder::restart_reason
+  uint64_t input_bytes = 0;      // bytes read, before decompression
   uint64_t input_bytes_total = 0;
   uint64_t text_bytes = 0;  // bytes of the documents that this process has encoded
   uint64_t documents = 0;   // in the folder, with those of earlier processes; likewise `tokens`
@@ -51,7 +52,8 @@ std::vector<std::string> values_in(const std::vector<std::filesystem::path>& inp
 //   TextPreparation preparation(options, encoder);
 //   while (preparation.next()) show(preparation.progress());
 //
-// Throws: DataError if text is missing or damaged (naming file and line) or if the output cannot be written;
+// Throws: DataError if text is missing or damaged (naming file and line), if no document has text, or if the
+//         output cannot be written;
 //         UsageError if options or inputs are not valid, if the output folder holds other files or another
 //         job, or if another process writes it; ResourceError if a thread cannot be started
 class TextPreparation {

@@ -53,8 +53,7 @@ void BatchReader::finish_source() {
   const FileState& file = files_[position_.source];
   std::error_code gone;  // on an error, size and time are values that no file has, so the comparison fails
   if (fs::file_size(file.path, gone) != file.size || fs::last_write_time(file.path, gone) != file.changed)
-    throw DataError(file.path.string() +
-                    ": changed while it was being read; start again with a new output folder");
+    throw DataError(file.path.string() + ": changed while it was being read; run the same command again");
   lines_.reset();
   bytes_before_ += file.size;
   position_ = {position_.source + 1, {}, bytes_before_};

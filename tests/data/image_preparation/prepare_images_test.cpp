@@ -123,6 +123,24 @@ TEST_F(PrepareImagesTest, what_an_interrupted_run_left_must_be_there_unchanged) 
   prepare_images(options_);
 }
 
+TEST_F(PrepareImagesTest, a_repaired_picture_starts_an_unfinished_folder_again) {
+  options_.max_bad = 2;
+  EXPECT_THROW(prepare_images(options_), DataError);
+  ASSERT_TRUE(fs::exists(options_.output / "images-00002.safetensors"));
+  fs::remove_all(scratch_ / "one");
+  write_text(scratch_ / "one/class0/1.png", encode_png(random_picture(1, 66, 66)));
+  for (const auto& entry : fs::recursive_directory_iterator(scratch_ / "two"))
+    if (entry.path().filename() != "1004.png" && entry.is_regular_file()) fs::remove(entry.path());
+  ImagePreparation preparation(options_);
+  while (preparation.next()) {
+  }
+  EXPECT_NE(preparation.progress().restart_reason.find("source 1 was one"), std::string::npos);
+  EXPECT_EQ(preparation.facts().images, 2U);
+  const auto again = contents_of(options_.output);
+  fs::remove_all(options_.output);
+  EXPECT_EQ(again, contents_without_interruption());
+}
+
 TEST_F(PrepareImagesTest, samples_left_out_are_recorded_and_counted_across_interruptions) {
   options_.max_bad = 3;
   const ImageFacts facts = prepare_images(options_);

@@ -42,6 +42,7 @@ TEST_P(OtherJob, in_the_same_folder_is_refused_and_the_difference_named) {
   PrepareTextOptions swapped = options_;
   std::swap(swapped.inputs[0], swapped.inputs[1]);
   expect_refused(swapped, ByteEncoder(), "source 1 was a.jsonl");
+  if (GetParam()) return;  // an unfinished folder starts again
   write_bytes(scratch_ / "c.jsonl", "{\"text\": \"other\"}\n");
   expect_refused(options_, ByteEncoder(), "source 3 was c.jsonl");
 }
@@ -115,7 +116,8 @@ TEST_F(PrepareTextTest, two_processes_cannot_write_one_folder) {
   EXPECT_EQ(all_tokens(TokenStream::open(options_.output)), byte_ids(documents_));
 }
 
-TEST_F(PrepareTextTest, the_first_bad_line_is_named_and_mended_text_starts_anew) {
+TEST_F(PrepareTextTest, the_first_bad_line_is_named_and_mended_text_starts_again) {
+  const auto expected = contents_without_interruption();
   const std::string good = read_file(scratch_ / "a.jsonl");
   const auto lines = std::count(good.begin(), good.end(), '\n');
   write_bytes(scratch_ / "a.jsonl", good + "{broken\n{\"text\": 7}\n");
@@ -125,8 +127,37 @@ TEST_F(PrepareTextTest, the_first_bad_line_is_named_and_mended_text_starts_anew)
     EXPECT_NE(message.find("a.jsonl: line " + std::to_string(lines + 1) + ": invalid JSON"), message.npos)
         << message;
   }
+  options_.record_every = 0ms;
+  EXPECT_THROW(prepare_text(options_), DataError);
+  EXPECT_GT(fs::file_size(options_.output / "tokens.bin"), 0U);
   write_bytes(scratch_ / "a.jsonl", good);
-  EXPECT_THROW(prepare_text(options_), UsageError);
+  const auto result = prepare_text(options_);
+  EXPECT_NE(result.restart_reason.find("source 1 was a.jsonl"), std::string::npos) << result.restart_reason;
+  EXPECT_EQ(result.resumed_documents, 0U);
+  EXPECT_EQ(contents(), expected);
+}
+
+// Nothing is lost if another job takes the folder.
+TEST_F(PrepareTextTest, an_unfinished_folder_without_a_document_takes_any_job) {
+  const auto expected = contents_without_interruption();
+  const auto inputs = std::exchange(options_.inputs, {scratch_ / "empty.txt"});
+  write_bytes(scratch_ / "empty.txt", "");
+  EXPECT_THROW(prepare_text(options_), DataError);
+  options_.inputs = inputs;
+  EXPECT_EQ(prepare_text(options_).restart_reason, "");
+  EXPECT_EQ(contents(), expected);
+}
+
+TEST_F(PrepareTextTest, text_without_a_document_is_refused) {
+  write_bytes(scratch_ / "empty.txt", "");
+  write_bytes(scratch_ / "blank.jsonl", "\n{\"text\": \"\", \"kind\": \"a\"}\n");
+  options_.inputs = {scratch_ / "empty.txt"};
+  EXPECT_EQ(error_of<DataError>([&] { prepare_text(options_); }),
+            (scratch_ / "empty.txt").string() + ": no document has text; nothing to prepare");
+  options_.inputs = {scratch_ / "blank.jsonl", scratch_ / "empty.txt"};
+  EXPECT_EQ(error_of<DataError>([&] { prepare_text(options_); }),
+            (scratch_ / "blank.jsonl").string() + " and 1 more: no document has text; nothing to prepare");
+  EXPECT_FALSE(fs::exists(options_.output / "manifest.json"));
 }
 
 TEST_F(PrepareTextTest, an_error_of_the_encoder_is_named_by_file_and_line) {

@@ -138,6 +138,7 @@ def test_stopped_and_started_again_gives_the_same_bytes(dtopp_binary, tmp_path, 
         (lambda p: [p / "bad.jsonl"], 3, "bad.jsonl: line 2"),
         (lambda p: [p / "cut.jsonl.zst"], 3, "cut.jsonl.zst: byte"),
         (lambda p: [p / "a.csv"], 3, "a.csv"),
+        (lambda p: [p / "empty.txt"], 3, "empty.txt: no document has text"),
         (lambda p: [p], 3, "regular file"),
         (lambda p: [], 2, "files"),
         (lambda p: [p / "good.jsonl", "--workers", "0"], 2, "workers"),
@@ -147,6 +148,7 @@ def test_stopped_and_started_again_gives_the_same_bytes(dtopp_binary, tmp_path, 
 def test_bad_input_is_one_line_and_the_right_status(dtopp_binary, tmp_path, make, status, named):
     (tmp_path / "good.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": }\n')
+    (tmp_path / "empty.txt").write_text("")
     (tmp_path / "a.csv").write_bytes(b"text of another encoding: \xe9")
     (tmp_path / "cut.jsonl.zst").write_bytes((TEXT / "novels-validation.jsonl.zst").read_bytes()[:5000])
     done = prepare(dtopp_binary, make(tmp_path), tmp_path / "out", check=False)
