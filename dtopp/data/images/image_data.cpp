@@ -7,6 +7,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
+#include "dtopp/base/path_kind.h"
 #include "dtopp/data/images/image_shard.h"
 
 namespace dtopp::data {
@@ -23,6 +24,9 @@ struct ImageFolder {
 };
 
 ImageFolder open_folder(const fs::path& path, Verify verify) {
+  if (!is_there(path))
+    throw DataError(path.string() + ": no such folder; make it (dtopp prepare images SOURCES --output " +
+                    path.string() + ")");
   require_finished(path, image_folder_kind());
   const Manifest manifest = read_verified_manifest(path, kImageDataFormat, verify);
   ImageFolder folder{path,

@@ -120,8 +120,9 @@ void TokenStream::Impl::open_single(int64_t vocab_size) {
   else if (is_there(with_ending(prefix_of(path), ".idx")) || is_there(with_ending(prefix_of(path), ".bin")))
     add_pair(parts, prefix_of(path));
   else
-    throw DataError(path.string() + ": no token data; give a folder, a .npy file, or the common prefix of " +
-                    "a .bin and an .idx file");
+    throw DataError(
+        path.string() + ": no token data; make it (dtopp prepare text FILES --tokenizer FILE --output " +
+        path.string() + "), or give a folder, a .npy file, or the common prefix of a .bin and an .idx file");
   scan();
 }
 

@@ -141,6 +141,13 @@ TEST_F(ImageDataTest, damage_of_any_file_of_a_prepared_folder_is_found_and_the_f
   ImageData::open({folder}, Verify::kAll);
 }
 
+TEST_F(ImageDataTest, a_missing_folder_is_named_with_the_command_that_makes_it) {
+  const fs::path missing = scratch_ / "missing";
+  const auto message = error_of<DataError>([&] { ImageData::open({missing}); });
+  EXPECT_NE(message.find("dtopp prepare images SOURCES --output " + missing.string()), message.npos)
+      << message;
+}
+
 TEST_F(ImageDataTest, a_file_that_the_manifest_does_not_know_is_named) {
   const fs::path folder = latents();
   write_text(folder / "images-00009.safetensors", "");

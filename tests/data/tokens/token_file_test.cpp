@@ -162,6 +162,8 @@ TEST(TokenFile, a_pair_cut_anywhere_is_named) {
 TEST(TokenFile, missing_parts_are_named) {
   const ScratchDirectory scratch;
   expect_named(scratch / "t", "t", "no token data");
+  expect_named(scratch / "t", "t",
+               "dtopp prepare text FILES --tokenizer FILE --output " + (scratch / "t").string());
   expect_named(scratch / "t.npy", "t.npy", "No such file");
   expect_named(scratch.path(), scratch.path(), "holds no token files");
   write_bytes(scratch / "t.bin", ids_of_three_documents());
