@@ -160,10 +160,10 @@ std::string shape_disagreement(const ImageFacts& facts, const PreparedImage& ima
   if (latent != (facts.kind == ImageKind::kLatents))
     return std::string("is a ") + (latent ? "latent" : "picture") + ", unlike the first sample";
   if (image.shape != facts.shape)
-    return "is " + describe(image.shape) + ", the first sample " + describe(facts.shape) +
+    return "is " + describe(image.shape) + ", but the first sample is " + describe(facts.shape) +
            (latent ? "" : " (--size N brings pictures to one size)");
   if (latent && image.latent_type != facts.latent_type)
-    return "is " + name_of(image.latent_type) + ", the first sample " + name_of(facts.latent_type);
+    return "is " + name_of(image.latent_type) + ", but the first sample is " + name_of(facts.latent_type);
   return "";
 }
 
@@ -210,7 +210,7 @@ std::string disagreement(const ImageFacts& facts, const ClassPlan& plan, const P
     return one_kind(image.text_size > 0, "text of embeddings (.npy)");
   if (image.text_size != facts.text_size || (image.text_size > 0 && image.text_type != facts.text_type))
     return "has text of " + name_of(image.text_type) + " x " + std::to_string(image.text_size) +
-           ", the first sample of " + name_of(facts.text_type) + " x " + std::to_string(facts.text_size);
+           ", but the first sample has " + name_of(facts.text_type) + " x " + std::to_string(facts.text_size);
   return "";
 }
 

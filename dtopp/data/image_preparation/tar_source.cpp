@@ -67,7 +67,7 @@ class TarSource : public SampleGroups {
       archive_entry* entry = nullptr;
       const int status = archive_read_next_header(archive_.get(), &entry);
       if (status == ARCHIVE_EOF) {
-        if (zeros_at_end_ < kEndMarkBytes) fail("ends without a tar's end mark: the file is cut");
+        if (zeros_at_end_ < kEndMarkBytes) fail("ends without a tar's end mark: the file is truncated");
         at_end_ = true;
         break;
       }

@@ -115,7 +115,7 @@ class GzipSource : public ByteSource {
     while (filled < out.size()) {
       const auto unread = input_.unread();
       if (unread.empty()) {
-        if (in_member_) input_.fail("the gzip stream ends early: the file is cut");
+        if (in_member_) input_.fail("the gzip stream ends early: the file is truncated");
         break;
       }
       filled += inflate_some(unread, out.subspan(filled));
@@ -144,7 +144,7 @@ class GzipSource : public ByteSource {
     } else if (status != Z_OK && status != Z_BUF_ERROR) {
       const std::string cause = stream_.msg ? stream_.msg : "damaged";
       input_.fail(cause == "incorrect header check"
-                      ? (first_member_ ? "not a gzip file" : "something else follows the gzip stream")
+                      ? (first_member_ ? "not a gzip file" : "other data follow the gzip stream")
                       : "damaged gzip stream: " + cause);
     }
     return room - stream_.avail_out;
@@ -175,7 +175,8 @@ class ZstdSource : public ByteSource {
       // 0: the frame is decoded and flushed. Until then, output may remain even without more input.
       in_frame_ = status != 0;
       if (!in_frame_) first_frame_ = false;
-      if (unread.empty() && piece.pos == filled) input_.fail("the zstd stream ends early: the file is cut");
+      if (unread.empty() && piece.pos == filled)
+        input_.fail("the zstd stream ends early: the file is truncated");
       filled = piece.pos;
     }
     return filled;
@@ -187,7 +188,7 @@ class ZstdSource : public ByteSource {
   [[noreturn]] void fail(size_t status) const {
     const std::string name = ::ZSTD_getErrorName(status);
     if (name == "Unknown frame descriptor")
-      input_.fail(first_frame_ ? "not a zstd file" : "something else follows the zstd stream");
+      input_.fail(first_frame_ ? "not a zstd file" : "other data follow the zstd stream");
     if (name == "Frame requires too much memory for decoding")
       input_.fail("the zstd window is larger than 128 MiB (compressed with --long?)");
     input_.fail("damaged zstd stream: " + name);

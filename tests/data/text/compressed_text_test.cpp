@@ -53,8 +53,8 @@ TEST_F(CompressedTextTest, a_compressed_file_cut_anywhere_is_named) {
 
 TEST_F(CompressedTextTest, what_follows_a_compressed_stream_is_named) {
   const std::string text = "{\"text\": \"one\"}\n";
-  expect_error("a.jsonl.gz", gzip(text) + "garbage", "something else follows the gzip stream");
-  expect_error("a.jsonl.zst", zstd(text) + "garbage", "something else follows the zstd stream");
+  expect_error("a.jsonl.gz", gzip(text) + "garbage", "other data follow the gzip stream");
+  expect_error("a.jsonl.zst", zstd(text) + "garbage", "other data follow the zstd stream");
   expect_error("a.jsonl.gz", text, "not a gzip file");
   expect_error("a.jsonl.zst", text, "not a zstd file");
 }
