@@ -18,6 +18,7 @@
 #include "dtopp/base/stop_scope.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
+#include "dtopp/inference/expert_budget.h"
 
 namespace dtopp::cli {
 
@@ -59,6 +60,10 @@ void add_sweep_option(CLI::App& verb, std::vector<double>& targets,
           ->delimiter(',')
           ->check(positive());
   for (const std::string& name : excluded) option->excludes(verb.get_option(name));
+}
+
+void require_sweep(const std::vector<double>& targets, const config::RunConfig& config) {
+  for (const double target : targets) inference::require_target(config, target, "--sweep-target");
 }
 
 void evaluate_on_ranks(const EvaluateOptions& options,

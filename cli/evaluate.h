@@ -39,6 +39,9 @@ void add_text_option(CLI::App& verb, std::vector<std::string>& texts);
 // Adds --sweep-target, which cannot be combined with the options in `excluded`.
 void add_sweep_option(CLI::App& verb, std::vector<double>& targets, const std::vector<std::string>& excluded);
 
+// Throws UsageError if the model cannot meet a target of --sweep-target (require_target).
+void require_sweep(const std::vector<double>& targets, const config::RunConfig& config);
+
 // Calls measure(ranks) on every rank. With --processes, this process starts the ranks and exits with their
 // status.
 void evaluate_on_ranks(const EvaluateOptions& options,

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 
 #include <nlohmann/json.hpp>
@@ -30,10 +31,12 @@ void evaluate_experts(const ExpertsOptions& options, distributed::Collectives& r
   std::vector<uint64_t> begins;
   for (const eval::TextSegment& source : text.segments()) begins.push_back(source.begin);
   ConsoleWatch watch(ranks);
-  watch.begin("experts", "tok", text.size());
+  watch.begin("experts", "tok",
+              std::max<uint64_t>(text.size(), 1) - 1);  // without the first, which is not predicted
   const eval::ActivationAnalysis analysis = eval::analyze_activations(
       model, text, tasks::find_token_kinds(ids, tokenizer, config.sequence_length, begins),
       options.batch_size, ranks, watch);
+  watch.end();
   if (ranks.rank() == 0)
     report(options, file, labeled(evaluated, to_json(analysis, model)), eval::format_table(analysis));
 }

@@ -156,7 +156,9 @@ void evaluate_tasks(const TasksOptions& options, distributed::Collectives& ranks
   const std::vector<tasks::Task> tasks = tasks::select_tasks(options.tasks);
   const checkpoint::Checkpoint checkpoint =
       open_shared_checkpoint(options, config::ModelType::kLanguageModel, ranks);
-  const config::ModelConfig config = checkpoint.config().model;
+  const config::RunConfig run_config = checkpoint.config();
+  require_sweep(options.sweep, run_config);
+  const config::ModelConfig& config = run_config.model;
   const data::Tokenizer tokenizer =
       inference::load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
   std::vector<tasks::TaskRequests> prepared = prepare_all(options, tasks, tokenizer);

@@ -151,6 +151,7 @@ ordered_json sweep_perplexity(const TextOptions& options, const MeasuredText& me
 void evaluate_text(const TextOptions& options, distributed::Collectives& ranks) {
   const checkpoint::Checkpoint checkpoint =
       open_shared_checkpoint(options, config::ModelType::kLanguageModel, ranks);
+  require_sweep(options.sweep, checkpoint.config());
   inference::InferenceModel model = load_model(options.inference, checkpoint);
   model.routing.ranks = &ranks;
   const config::ModelConfig& config = model.config.model;

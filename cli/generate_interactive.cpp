@@ -133,11 +133,7 @@ class Interactive {
 
  private:
   void set_target(double target) {
-    inference::require_target(model_.config, 1);  // the model has a threshold
-    const int64_t experts = model_.config.model.num_experts;
-    if (target < 1 || target > static_cast<double>(experts))
-      throw UsageError(format("/target %g: must be between 1 and the model's %lld experts", target,
-                              static_cast<long long>(experts)));
+    inference::require_target(model_.config, target, "/target");
     if (!windows_BL_.defined())
       windows_BL_ = target_windows(options_.inference, checkpoint_, model_.config.model);
     model_.routing = solve_thresholds(model_, windows_BL_, target);

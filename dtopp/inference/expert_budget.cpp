@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/stop_scope.h"
 #include "dtopp/models/solve_thresholds.h"
 #include "dtopp/ops/core/host_copy.h"
@@ -20,15 +21,15 @@ double mean_experts(const std::vector<ops::RouteOutput>& layers) {
 
 }  // namespace
 
-void require_target(const config::RunConfig& config, double target) {
+void require_target(const config::RunConfig& config, double target, const std::string& option) {
   const int64_t experts = config.model.num_experts;
   if (config.model.is_dense() || !config::has_threshold(config.routing.method))
-    throw UsageError(
-        "--target-experts: the model has no routing threshold; use one with routing.method top_p, dtop_p or "
-        "dtop_p_bias");
+    throw UsageError(option +
+                     ": the model has no routing threshold; use one with routing.method top_p, dtop_p or "
+                     "dtop_p_bias");
   const bool may_take_none = config.model.zero_experts > 0 && target > 0;
   if (!((target >= 1 || may_take_none) && target <= static_cast<double>(experts)))
-    throw UsageError("--target-experts " + std::to_string(target) + ": must be between 1 and the model's " +
+    throw UsageError(option + format(" %g", target) + ": must be between 1 and the model's " +
                      std::to_string(experts) + " experts");
 }
 

@@ -10,9 +10,10 @@
 
 namespace dtopp::inference {
 
-// Throws UsageError if the routing method has no threshold or `target` is not between 1 and the number of
-// experts.
-void require_target(const config::RunConfig& config, double target);
+// Throws UsageError if the routing method has no threshold or `target`, the value of `option`, is not between
+// 1 and the number of experts.
+void require_target(const config::RunConfig& config, double target,
+                    const std::string& option = "--target-experts");
 
 // Returns a router with the threshold p at which tokens activate `target` experts on average.
 //

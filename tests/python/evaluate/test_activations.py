@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -68,6 +69,11 @@ def test_layers_and_experts_are_the_reference_models(run, text, tmp_path):
         experts = load.shape[1]
         assert layer["histogram"] == torch.bincount(active[:, n], minlength=experts + 1).tolist()
         assert layer["expert_load"] == pytest.approx((load[n] / len(active)).tolist(), abs=1e-6)
+
+
+def test_the_progress_ends_at_100_percent(run, text):
+    done = tiny_run.dtopp("evaluate", "experts", run, "--text", text)
+    assert re.search(r"experts +100%", done.stderr), done.stderr
 
 
 def test_kinds_divide_the_tokens(run, text):

@@ -103,6 +103,13 @@ def test_bits_per_byte_count_what_the_predicted_tokens_spell(trained, tmp_path):
     assert result["bits_per_byte"] == pytest.approx(result["nll"] / math.log(2) * result["tokens"] / result["bytes"], rel=1e-12)
 
 
+def test_a_sweep_that_the_model_cannot_make_prints_one_line(tmp_path):
+    run = tiny_run.trained(tmp_path, "routing.method=top_k") / "run"
+    done = tiny_run.dtopp("evaluate", "text", run, "--text", tmp_path / "validation.npy", "--sweep-target", "1,2")
+    assert_refused(done, 2, ["--sweep-target", "routing.method"])
+    assert done.stdout == ""
+
+
 def test_perplexity_of_any_file_that_is_text(trained):
     """README.md as text: one document, whatever its name."""
     readme = tiny_run.ROOT / "README.md"
