@@ -54,9 +54,20 @@ int64_t num_tokens_of(const MeasuredText& measured) {
   return std::max<int64_t>(static_cast<int64_t>(measured.text.size()) - 1, 0);
 }
 
+// The texts, and the options that change their loss.
+ordered_json measured_json(const TextOptions& options, eval::CountsRule rule) {
+  ordered_json json = {{"texts", options.texts}};
+  if (options.by_document) json["by_document"] = true;
+  if (rule != eval::CountsRule::kAsIs)
+    json.update({{"counts", options.counts}, {"counts_seed", options.counts_seed}});
+  if (!options.replay_routing.empty()) json["replay_routing"] = options.replay_routing;
+  return json;
+}
+
 ordered_json perplexity_json(const eval::Perplexity& result, const std::optional<int64_t>& bytes) {
   ordered_json json = {{"nll", result.nll}, {"perplexity", result.perplexity()}, {"tokens", result.tokens}};
   if (bytes) json.update({{"bits_per_byte", result.bits_per_byte(*bytes)}, {"bytes", *bytes}});
+  if (result.activations.num_layers() > 0) json["active_experts"] = result.activations.summary().mean;
   for (const eval::SourcePerplexity& source : result.sources) {
     ordered_json one = {{"source", source.name}, {"nll", source.nll}, {"tokens", source.tokens}};
     if (source.activations.num_layers() > 0) one["active_experts"] = source.activations.summary().mean;
@@ -138,12 +149,12 @@ ordered_json sweep_perplexity(const TextOptions& options, const MeasuredText& me
   for (const double target : options.sweep) {
     model.routing = solve_thresholds(model, windows_BL, target);
     const eval::Perplexity result = perplexity_of(options, measured, model, ranks);
-    const double experts = result.activations.summary().mean;
     ordered_json entry = perplexity_json(result, measured.bytes);
     entry["target_experts"] = target;
-    entry["active_experts"] = experts;
     results.push_back(std::move(entry));
-    if (table) std::printf("%8g %10.6f %12.4f %10.4f\n", target, result.nll, result.perplexity(), experts);
+    if (table)
+      std::printf("%8g %10.6f %12.4f %10.4f\n", target, result.nll, result.perplexity(),
+                  result.activations.summary().mean);
   }
   return {{"sweep", std::move(results)}};
 }
@@ -158,23 +169,22 @@ void evaluate_text(const TextOptions& options, distributed::Collectives& ranks) 
   const MeasuredText measured = open_measured_text(options, checkpoint, config);
   require_same_work(options, checkpoint,
                     {measured.text.size(), options.by_document, options.counts, options.counts_seed}, ranks);
-  ordered_json json;
+  const eval::CountsRule rule = counts_rule(options);
+  ordered_json json = measured_json(options, rule);
   tasks::EvaluatedModel evaluated = evaluated_model(options, checkpoint, {});
   std::filesystem::path file;
   if (!options.sweep.empty()) {
     file = output_file(options, "text-sweep", evaluated, ranks);
     const at::Tensor windows_BL = target_windows(options.inference, checkpoint, config, &measured.text);
-    json = sweep_perplexity(options, measured, windows_BL, model, ranks);
+    json.update(sweep_perplexity(options, measured, windows_BL, model, ranks));
   } else {
     meet_target(model, options.inference, checkpoint, &measured.text);
     if (options.replay_routing.empty()) evaluated = evaluated_model(options, checkpoint, model.routing);
-    const bool as_is = counts_rule(options) == eval::CountsRule::kAsIs;
-    std::string kind = as_is ? "text" : "text-" + options.counts;
+    std::string kind = rule == eval::CountsRule::kAsIs ? "text" : "text-" + options.counts;
     std::ranges::replace(kind, ':', '-');
     file = output_file(options, kind, evaluated, ranks);
     const eval::Perplexity result = routed_perplexity(options, measured, model, ranks);
-    json = perplexity_json(result, measured.bytes);
-    if (!as_is) json.update({{"counts", options.counts}, {"counts_seed", options.counts_seed}});
+    json.update(perplexity_json(result, measured.bytes));
     if (!options.json && ranks.rank() == 0) print_summary(checkpoint, result, measured.bytes);
   }
   if (ranks.rank() == 0) report(options, file, labeled(evaluated, json), "");  // the table is already printed
@@ -199,10 +209,10 @@ void add_evaluate_text(CLI::App& evaluate) {
       ->excludes("--replay-routing");
   std::vector<std::string> rules;
   for (const auto& [name, rule] : eval::counts_rules()) rules.push_back(name);
-  verb->add_option("--counts", options->counts,
-                   "as many experts per token as the router selects (as-is), as all tokens and layers do on "
-                   "average (uniform), or as another token of the same layer, source or window "
-                   "(permuted:layer, …)")
+  verb->add_option(
+          "--counts", options->counts,
+          "number of experts of a token: as the router selects (as-is), the mean of all tokens and layers "
+          "(uniform), or that of another token of the same layer, source or window (permuted:layer, …)")
       ->check(CLI::IsMember(rules))
       ->excludes("--replay-routing")
       ->excludes("--by-document");

@@ -1,6 +1,7 @@
 #include "dtopp/tasks/evaluation_files.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <system_error>
 
@@ -55,6 +56,32 @@ void read_activations(const Json& json, Evaluation& evaluation) {
   }
 }
 
+// Returns NaN for a member that is missing or null, as a number that is not finite is stored.
+double number_or_nan(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  const bool is_number = found != json.end() && !found->is_null();
+  return is_number ? found->get<double>() : std::numeric_limits<double>::quiet_NaN();
+}
+
+TextLoss read_loss(const Json& json, std::string text) {
+  return {std::move(text), number_or_nan(json, "nll"), number_or_nan(json, "bits_per_byte"),
+          number_or_nan(json, "active_experts")};
+}
+
+// Reads the losses of all texts together and of each source.
+void read_texts(const Json& json, const fs::path& file, Evaluation& evaluation) {
+  std::string texts;
+  for (const Json& text : json.value("texts", Json::array({file.filename().string()})))
+    texts += (texts.empty() ? "" : " + ") + text.get<std::string>();
+  std::string options;
+  if (json.value("by_document", false)) options += ", by document";
+  if (json.contains("counts")) options += ", counts " + json["counts"].get<std::string>();
+  if (json.contains("replay_routing")) options += ", experts of " + json["replay_routing"].get<std::string>();
+  evaluation.texts.push_back(read_loss(json, texts + options));
+  for (const Json& source : json.value("sources", Json::array()))
+    evaluation.texts.push_back(read_loss(source, source.at("source").get<std::string>() + options));
+}
+
 void read_sweep(const Json& sweep, Evaluation& evaluation) {
   for (const Json& point : sweep) {
     const double target = point.at("target_experts");
@@ -68,10 +95,11 @@ void read_sweep(const Json& sweep, Evaluation& evaluation) {
   std::ranges::sort(evaluation.accuracy_sweep, by_experts);
 }
 
-void read_one(const Json& json, std::map<EvaluatedModel, Evaluation>& by_model) {
+void read_one(const Json& json, const fs::path& file, std::map<EvaluatedModel, Evaluation>& by_model) {
   const bool tasks = json.contains("tasks") && json.contains("average");
   const bool activations = json.contains("layers") && json.contains("tokens_by");
-  if (!tasks && !activations && !json.contains("sweep")) return;
+  const bool texts = json.contains("nll") && json.contains("perplexity");
+  if (!tasks && !activations && !texts && !json.contains("sweep")) return;
   const EvaluatedModel model = read_model(json);
   const auto found = by_model.find(model);
   Evaluation evaluation = found == by_model.end() ? Evaluation() : found->second;
@@ -79,6 +107,8 @@ void read_one(const Json& json, std::map<EvaluatedModel, Evaluation>& by_model) 
     read_tasks(json["tasks"], evaluation);
   else if (activations)
     read_activations(json, evaluation);
+  else if (texts)
+    read_texts(json, file, evaluation);
   else
     read_sweep(json["sweep"], evaluation);
   by_model[model] = std::move(evaluation);  // only complete files count
@@ -124,7 +154,7 @@ Evaluations read_evaluations(const fs::path& run) {
   for (const fs::path& file : files) {
     try {
       const Json json = parse_json(read_file(file, kMaxBytes), file.string());
-      if (json.is_object()) read_one(json, evaluations.by_model);
+      if (json.is_object()) read_one(json, file, evaluations.by_model);
     } catch (const DataError& error) {
       evaluations.skipped.push_back(std::string(error.what()) + "; skipped");
     } catch (const Json::exception& error) {

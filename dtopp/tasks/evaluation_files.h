@@ -56,6 +56,13 @@ struct KindOfTokens {
   std::string by, kind;
   double tokens = 0, mean = 0, deviation = 0;
 };
+// The loss of a text, or of one of its sources.
+struct TextLoss {
+  std::string text;           // paths or the source, and options that change the loss
+  double nll = 0;             // nats per token
+  double bits_per_byte = 0;   // NaN if it was not measured
+  double active_experts = 0;  // per token; NaN if it was not measured
+};
 struct SweepPoint {
   double experts = 0, value = 0;  // value: nll in nats per token, or the average accuracy
 };
@@ -63,6 +70,7 @@ struct Evaluation {
   std::map<std::string, TaskScore> tasks;
   std::vector<LayerActivations> layers;
   std::vector<KindOfTokens> kinds;
+  std::vector<TextLoss> texts;
   std::vector<SweepPoint> loss_sweep, accuracy_sweep;
 };
 

@@ -1,5 +1,7 @@
 #include "dtopp/tasks/evaluation_files.h"
 
+#include <cmath>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,6 +32,28 @@ TEST(EvaluationFiles, are_kept_apart_by_checkpoint_budget_and_precision) {
   }
   EXPECT_THAT(labels, ElementsAre("step 64", "step 512", "step 512, bf16", "step 512, 2.5 experts"));
   EXPECT_TRUE(evaluations.skipped.empty());
+}
+
+TEST(EvaluationFiles, of_texts_have_the_loss_of_all_and_of_each_source) {
+  ScratchDirectory scratch;
+  write_file_atomically(scratch / "a.json", std::string(R"({"step": 64, "texts": ["x.txt", "y"], "nll": 3.5,
+      "perplexity": 33, "bits_per_byte": 1.25, "active_experts": 4.5, "counts": "uniform", "sources": [
+      {"source": "x", "nll": 3, "active_experts": 4}, {"source": "y", "nll": null}]})"));
+  write_file_atomically(scratch / "b.json", std::string(R"({"step": 64, "texts": ["x.txt"], "nll": 3,
+      "perplexity": 20, "by_document": true})"));
+  write_file_atomically(scratch / "c.json", std::string(R"({"step": 64, "nll": 2, "perplexity": 7})"));
+  const Evaluations evaluations = read_evaluations(scratch.path());
+  EXPECT_TRUE(evaluations.skipped.empty());
+  const std::vector<TextLoss>& texts = evaluations.by_model.at({64}).texts;
+  std::vector<std::string> names;
+  for (const TextLoss& text : texts) names.push_back(text.text);
+  EXPECT_THAT(names, ElementsAre("x.txt + y, counts uniform", "x, counts uniform", "y, counts uniform",
+                                 "x.txt, by document", "c.json"));
+  EXPECT_EQ(texts[0].nll, 3.5);
+  EXPECT_EQ(texts[0].bits_per_byte, 1.25);
+  EXPECT_EQ(texts[0].active_experts, 4.5);
+  EXPECT_EQ(texts[1].active_experts, 4);
+  EXPECT_TRUE(std::isnan(texts[2].nll) && std::isnan(texts[2].bits_per_byte));
 }
 
 TEST(EvaluationFiles, that_are_damaged_are_skipped_and_named) {

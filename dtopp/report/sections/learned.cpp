@@ -160,6 +160,27 @@ void add_sources(RunDrawing& drawing, ReportSection& section) {
   section.blocks.push_back({std::move(choice)});
 }
 
+// Returns the losses that `dtopp evaluate text` has written into the runs' folders; nullopt: none.
+std::optional<ReportTable> texts_table(const ReportInput& input) {
+  ReportTable table{"Evaluated texts",
+                    {"run", "text", "loss", "perplexity", "bits per byte", "active experts", "step", "budget",
+                     "precision"}};
+  for (size_t i = 0; i < input.runs.size(); ++i) {
+    const bool is_dense = input.runs[i].config.model.is_dense();
+    for (const auto& [model, evaluation] : input.runs[i].evaluations.by_model) {
+      const std::string budget = model.target_experts > 0 ? scaled(model.target_experts) : "as trained";
+      for (const tasks::TextLoss& text : evaluation.texts)
+        table.rows.push_back({RunCell{static_cast<int>(i)}, text.text, fixed(text.nll, 4),
+                              scaled(std::exp(text.nll)), fixed(text.bits_per_byte, 4),
+                              fixed(text.active_experts, 3), whole(model.step), is_dense ? "–" : budget,
+                              model.in_bf16 ? "bf16" : "fp32"});
+    }
+  }
+  if (table.rows.empty()) return std::nullopt;
+  table.note = "From `dtopp evaluate text --output`. Loss: nats per token.";
+  return table;
+}
+
 std::pair<double, int64_t> lowest(const runs::Series& series) {
   std::pair<double, int64_t> found{std::nan(""), 0};
   for (size_t i = 0; i < series.values.size(); ++i) {
@@ -248,13 +269,14 @@ std::optional<ReportSection> learned_section(RunDrawing& drawing) {
   if (input.curves.empty()) add_chart(section, seeds_chart(drawing));
   section.blocks.push_back({final_table(input)});
   add_sources(drawing, section);
+  if (auto texts = texts_table(input)) section.blocks.push_back({std::move(*texts)});
   if (auto unusual = unusual_steps(input)) section.blocks.push_back({std::move(*unusual)});
   add_chart(section, {.title = "Gradient norm",
                       .y_label = "before clipping",
                       .lines = drawing.lines("train/grad_norm"),
                       .log = true});
   add_chart(section, {.title = "Learning rate",
-                      .y_label = "",
+                      .y_label = "learning rate",
                       .lines = drawing.lines("train/lr"),
                       .from_zero = true,
                       .exact = true});

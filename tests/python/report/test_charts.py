@@ -228,7 +228,23 @@ def test_evaluations_in_the_runs_folder_are_shown(tmp_path, open_page):
 
 def test_a_trained_run_opens_without_errors(tmp_path, open_page):
     run = tiny_run.trained(tmp_path / "real") / "run"
+    text, other = tmp_path / "real/validation.npy", tmp_path / "real/train.npy"
+    results = {}
+    for options in ([], ["--target-experts", "2.5"]):
+        done = tiny_run.dtopp("evaluate", "text", run, "--text", text, "--text", other, "--output", run, "--json", *options)
+        assert done.returncode == 0, done.stderr
+        results[" ".join(options)] = json.loads(done.stdout)
     page = open_page(report(tmp_path / "report.html", run))
+    table = page.locator("#learned table", has_text="Evaluated texts")
+    assert table.locator("th").all_text_contents()[:9] == ["run", "text", "loss", "perplexity", "bits per byte", "active experts",
+                                                           "step", "budget", "precision"]
+    rows = [row.locator("th, td").all_text_contents() for row in table.locator("tbody tr").all()]
+    expected = []
+    for budget, result in zip(("as trained", "2.5"), results.values()):
+        for name, loss in ((f"{text} + {other}", result), *((source["source"], source) for source in result["sources"])):
+            expected.append(["tiny", name, f"{loss['nll']:.4f}", f"{math.exp(loss['nll']):.4g}", "–",
+                             f"{loss['active_experts']:.3f}", str(result["step"]), budget, "fp32"])
+    assert rows == expected and len(rows) == 6
     steps, values = series_of(run, "train/lm_loss")
     drawn = charts_of(page, "Training loss")["series"][0]
     assert drawn["name"] == "tiny" and drawn["x"] == steps and same(drawn["y"], values)
