@@ -49,7 +49,7 @@ ReportChart count_chart(RunDrawing& drawing) {
 }
 
 ReportChart threshold_chart(RunDrawing& drawing) {
-  ReportChart chart{"Threshold p", "", drawing.lines("moe/threshold")};
+  ReportChart chart{"Threshold p", "p, mean over layers", drawing.lines("moe/threshold")};
   const LineStyle solved{.name = "solved", .minor = true};
   std::ranges::move(drawing.lines("moe/threshold_solved", solved), std::back_inserter(chart.lines));
   chart.exact = true;
@@ -67,7 +67,7 @@ std::vector<ReportChart> state_charts(RunDrawing& drawing) {
     if (!chart.lines.empty()) charts.push_back(std::move(chart));
   };
   add("Spread of the biases", "largest minus smallest, mean over layers", "moe/bias_spread");
-  add("Weight λ of the ReLU router's loss", "", "moe/lambda");
+  add("Weight λ of the ReLU router's loss", "λ", "moe/lambda");
   add("Thresholds of the experts", "mean over experts and layers", "moe/cut");
   add("Spread of the experts' thresholds", "largest minus smallest, mean over layers", "moe/cut_spread");
   add("Tokens without an expert", "share of pairs of a token and a layer", "moe/empty_share");

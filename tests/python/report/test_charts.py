@@ -27,6 +27,7 @@ def test_every_chart_draws_what_metrics_jsonl_holds(tmp_path, open_page):
     run = write_run(tmp_path / "one", "one", 500)
     page = open_page(report(tmp_path / "report.html", run))
     charts = {chart["title"]: chart for chart in charts_of(page)}
+    assert all(chart["x_label"] and chart["y_label"] for chart in charts.values())
     for title, metric in CHARTS.items():
         series = charts.pop(title)["series"][0]
         steps, values = series_of(run, metric)
