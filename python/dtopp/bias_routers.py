@@ -31,8 +31,10 @@ class TopKBias(Router):
         score_TE = input.logits_TE.detach().sigmoid() + _centred(self.bias_E, input)
         count_T1 = torch.full_like(score_TE[:, :1], self.top_k)
         # softmax(log sigmoid(z)) = sigmoid(z) / sum of sigmoid(z)
-        return functional.route_selected(F.logsigmoid(input.logits_TE), input.scale, _largest(score_TE, count_T1),
-                                         normalization="none", renormalize=input.renormalize)
+        routing = functional.route_selected(F.logsigmoid(input.logits_TE), input.scale, _largest(score_TE, count_T1),
+                                            normalization="none", renormalize=input.renormalize)
+        lse_T = input.logits_TE.logsumexp(-1)  # of z, not of log sigmoid(z)
+        return routing._replace(router_z=lse_T.square().sum() / max(len(lse_T), 1))
 
     def update(self, counts: StepCounts) -> None:
         self.bias_E.add_(_move(counts, self.rate))

@@ -10,6 +10,7 @@
 //   sum_e f_e mean(P_e)        f_e = E c_e / (K L), a constant
 //
 // Source:        DeepSeek-V3 (arXiv 2412.19437), section 2.1.2
+#include <algorithm>
 #include <memory>
 
 #include "dtopp/moe/expert_bias.h"
@@ -29,6 +30,7 @@ class TopKBiasRouter final : public Router {
     const RouterInput scores = {input.layer, at::log_sigmoid(input.logits_TE), input.scale};
     ops::RouteOutput output =
         route_by(scores, config::top_k_of(config()), /*threshold=*/{}, bias_.of_layer(input.layer), "score");
+    output.router_z = router_z(input.logits_TE);
     if (input.training && sequence_length_ > 0)
       output.sequence_balance = sequence_balance(scores.logits_TE, output.gates_TE.detach().ne(0));
     if (config().gate_scale != 1) output.gates_TE = output.gates_TE * config().gate_scale;
@@ -53,6 +55,12 @@ class TopKBiasRouter final : public Router {
   }
 
  private:
+  // The router z-loss is of the logits z, not of the scores' logarithms, which the softmax gets.
+  static at::Tensor router_z(const at::Tensor& logits_TE) {
+    const auto tokens = static_cast<double>(std::max<int64_t>(logits_TE.size(0), 1));
+    return at::logsumexp(logits_TE, {-1}).square().sum() * (1 / tokens);
+  }
+
   at::Tensor sequence_balance(const at::Tensor& log_score_TE, const at::Tensor& map_TE) const {
     const auto by_sequence = [&](const at::Tensor& of_TE) {
       return of_TE.reshape({-1, sequence_length_, num_experts()});

@@ -206,6 +206,20 @@ TEST_P(RouterFamily, selects_and_weighs_as_its_equations) {
   }
 }
 
+TEST_P(RouterFamily, its_z_loss_is_of_the_raw_logits) {
+  const auto router = trained();
+  for (const int64_t tokens : {0, 1, 200}) {
+    const at::Tensor z_TE = at::randn({tokens, 8}).requires_grad_();
+    const at::Tensor exact_TE = z_TE.detach().to(at::kDouble).requires_grad_();
+    const at::Tensor loss = select(*router, z_TE).router_z;
+    const at::Tensor expected = at::logsumexp(exact_TE, {-1}).square().sum() / std::max<int64_t>(tokens, 1);
+    EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-5 * expected.item<double>());
+    loss.backward();
+    expected.backward();
+    EXPECT_TRUE(z_TE.grad().to(at::kDouble).allclose(exact_TE.grad(), 1e-4, 1e-7));
+  }
+}
+
 TEST_P(RouterFamily, a_token_does_not_depend_on_its_batch) {
   for (const int64_t experts : {8, 33, 64}) {
     const auto router = trained(experts);
