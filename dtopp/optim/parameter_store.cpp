@@ -57,33 +57,23 @@ ParameterStore::ParameterStore(std::vector<parameters::ParameterSpec> specs, con
 }
 
 void ParameterStore::make_reducers(bool reproducible) {
-  const distributed::ParallelDims dims = groups_.dims();
-  const int64_t ep_rank = dims.ep_rank(groups_.rank()), edp_rank = dims.edp_rank(groups_.rank());
-  const int64_t node = edp_rank / dims.local_edp_size(), first = node * dims.local_edp_size();
+  const int64_t ep_size = groups_.dims().ep_size;
   std::vector<distributed::Shards> of_node_shards, of_ep_shards, of_wholes;
   ep_index_.assign(specs_.size(), kNone);
   for (size_t i = 0; i < specs_.size(); ++i) {
-    const distributed::ShardLayout& layout = layouts_[i];
-    distributed::Shards& inter_node = of_node_shards.emplace_back();
-    const int64_t node_shard = layout.node_shard(groups_.rank()).begin,
-                  ep_shard = layout.ep_shard(ep_rank).begin;
-    for (int64_t other = edp_rank - first; other < dims.edp_size(); other += dims.local_edp_size())
-      inter_node.push_back(layout.local_shard(dims.rank(ep_rank, other)).from(node_shard));
-    distributed::Shards& intra_node = of_ep_shards.emplace_back();
-    for (int64_t other = first; other < first + dims.local_edp_size(); ++other)
-      intra_node.push_back(layout.node_shard(dims.rank(ep_rank, other)).from(ep_shard));
-    if (dims.ep_size == 1 || specs_[i].role == parameters::ParameterRole::kExpert) continue;
+    of_node_shards.push_back(layouts_[i].shards_across_nodes(groups_.rank()));
+    of_ep_shards.push_back(layouts_[i].shards_in_node(groups_.rank()));
+    if (ep_size == 1 || specs_[i].role == parameters::ParameterRole::kExpert) continue;
     ep_index_[i] = ep_parameters_.size();
     ep_parameters_.push_back(i);
-    distributed::Shards& in_ep_group = of_wholes.emplace_back();
-    for (int64_t other = 0; other < dims.ep_size; ++other) in_ep_group.push_back(layout.ep_shard(other));
+    of_wholes.push_back(layouts_[i].shards_in_ep_group());
   }
   edp_inter_node_reducer_ = std::make_unique<distributed::BucketedReducer>(
       *groups_.edp_inter_node, std::move(of_node_shards), device_);
   edp_reducer_ = std::make_unique<distributed::BucketedReducer>(
       *groups_.edp_intra_node, std::move(of_ep_shards), device_, edp_inter_node_reducer_.get());
   SharedGradients shared;
-  if (dims.ep_size > 1) {
+  if (ep_size > 1) {
     ep_reducer_ = std::make_unique<distributed::BucketedReducer>(*groups_.ep, std::move(of_wholes), device_);
     shared = {ep_reducer_.get(), ep_parameters_};
   }

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
-#include "dtopp/distributed/sharding/shard_layout.h"
+#include "dtopp/distributed/sharding/bucketed_reducer.h"
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/logit_histogram.h"
 
@@ -19,19 +20,25 @@ struct Group {
   double size, local;
 };
 
-// Bytes sent if each rank sends every other rank, wherever it is, its part of `bytes`.
-SentBytes exchange(const Group& group, double bytes) {
-  const double part = bytes / group.size;
+// Bytes sent if each rank sends `part` to every other rank, wherever it is.
+SentBytes to_each(const Group& group, double part) {
   return {(group.local - 1) * part, (group.size - group.local) * part};
 }
 
-// The same for EDP ranks: first within a node, then each rank exchanges its part with other nodes.
-SentBytes exchange_by_node(const distributed::ParallelDims& dims, double bytes) {
+// Bytes sent if each rank sends every other rank its part of `bytes`.
+SentBytes exchange(const Group& group, double bytes) { return to_each(group, bytes / group.size); }
+
+// EDP ranks exchange within a node first, then with the ranks at their place on other nodes.
+struct EdpGroups {
+  Group in_node, across_nodes;
+};
+
+EdpGroups edp_groups(const distributed::ParallelDims& dims) {
   const distributed::ParallelDims nested = dims.with_nested_nodes();
   const auto here = static_cast<double>(nested.local_edp_size()), nodes = static_cast<double>(nested.nodes);
   // Several nodes may count as one; their ranks are still on different nodes.
   const double local = here * nodes / static_cast<double>(dims.nodes);
-  return exchange({here, std::min(here, local)}, bytes) + exchange({nodes, 1}, bytes / here);
+  return {{here, std::min(here, local)}, {nodes, 1}};
 }
 
 // An all-reduce sends its bytes twice: as partial sums and as results.
@@ -55,10 +62,9 @@ Shares share_out(const config::TrainingConfig& training, const distributed::Para
           std::min(most, micro_steps)};
 }
 
-// Numbers of parameter elements, and their bytes in the precision of the computation.
+// Numbers of parameter elements.
 struct ParameterSizes {
   double dense = 0, experts = 0;
-  double dense_bytes = 0, expert_bytes = 0;
 };
 
 // The largest bucket's share of the elements that a rank holds (distributed/sharding/bucketed_reducer.h).
@@ -74,16 +80,62 @@ double bucket_share(const models::Model& model, int64_t expert_parallel) {
          static_cast<double>(held);
 }
 
-ParameterSizes parameter_sizes(const models::Model& model, double width) {
+ParameterSizes parameter_sizes(const models::Model& model) {
   ParameterSizes sizes;
   for (const parameters::ParameterSpec& spec : model.parameters) {
     const auto count = static_cast<double>(spec.count());
-    const double bytes = count * (spec.compute_precision() ? width : kFloatBytes);
     const bool expert = spec.role == parameters::ParameterRole::kExpert;
     (expert ? sizes.experts : sizes.dense) += count;
-    (expert ? sizes.expert_bytes : sizes.dense_bytes) += bytes;
   }
   return sizes;
+}
+
+// The bytes that a rank sends to each other rank of a group in the all-gathers of all parameters. Parameters
+// of one bucket and type share a message (distributed/sharding/bucketed_reducer.h). widths[i]: bytes per
+// element.
+double gathered_bytes(const std::vector<distributed::Shards>& shards, const std::vector<int64_t>& widths) {
+  int64_t bytes = 0;
+  for (const std::vector<size_t>& bucket : distributed::divide_into_buckets(shards)) {
+    std::map<int64_t, std::vector<size_t>> by_width;
+    for (const size_t i : bucket) by_width[widths[i]].push_back(i);
+    for (const auto& [width, parameters] : by_width)
+      bytes += width * distributed::gathered_elements(shards, parameters);
+  }
+  return static_cast<double>(bytes);
+}
+
+// The bytes of the all-gathers of updated parameters, as the mean over the groups of ranks.
+SentBytes plan_all_gather(const models::Model& model, const distributed::ParallelDims& dims, int64_t width) {
+  const distributed::ParallelDims nested = dims.with_nested_nodes();
+  std::vector<distributed::ShardLayout> layouts;
+  std::vector<int64_t> widths, dense_widths;
+  std::vector<distributed::Shards> in_ep_group;
+  for (const parameters::ParameterSpec& spec : model.parameters) {
+    widths.push_back(spec.compute_precision() ? width : static_cast<int64_t>(kFloatBytes));
+    const auto index = static_cast<int64_t>(layouts.size());
+    const auto& layout = layouts.emplace_back(spec.count(), spec.num_experts(), index, nested);
+    if (spec.role == parameters::ParameterRole::kExpert) continue;
+    in_ep_group.push_back(layout.shards_in_ep_group());
+    dense_widths.push_back(widths.back());
+  }
+  const auto bytes_of = [&](int64_t rank, auto shards_of) {
+    std::vector<distributed::Shards> shards;
+    for (const distributed::ShardLayout& layout : layouts) shards.push_back((layout.*shards_of)(rank));
+    return gathered_bytes(shards, widths);
+  };
+  double in_node = 0, across_nodes = 0;
+  const int64_t here = nested.local_edp_size();
+  for (int64_t ep_rank = 0; ep_rank < nested.ep_size; ++ep_rank) {
+    for (int64_t node = 0; node < nested.nodes; ++node)
+      in_node += bytes_of(nested.rank(ep_rank, node * here), &distributed::ShardLayout::shards_in_node);
+    for (int64_t place = 0; place < here; ++place)
+      across_nodes += bytes_of(nested.rank(ep_rank, place), &distributed::ShardLayout::shards_across_nodes);
+  }
+  const auto degree = static_cast<double>(nested.ep_size);
+  const EdpGroups groups = edp_groups(dims);
+  return to_each(groups.in_node, in_node / (degree * groups.across_nodes.size)) +
+         to_each(groups.across_nodes, across_nodes / (degree * groups.in_node.size)) +
+         to_each({degree, degree}, gathered_bytes(in_ep_group, dense_widths));
 }
 
 // The approximate number of values in train/step_numbers.h: losses per micro-batch, gradient norms per chunk
@@ -149,7 +201,7 @@ Communication plan_communication(const config::RunConfig& config, const models::
   const Group all = {static_cast<double>(dims.world_size), static_cast<double>(dims.node_size())};
   const Group ep_group = {degree, degree};
   const Shares shares = share_out(config.training, dims);
-  const ParameterSizes sizes = parameter_sizes(model, element);
+  const ParameterSizes sizes = parameter_sizes(model);
 
   Communication result;
   result.micro_steps = shares.most_micro_steps;
@@ -159,9 +211,11 @@ Communication plan_communication(const config::RunConfig& config, const models::
   // it sends the same part of the updated parameters to the other ranks.
   const double ep_sums = config.parallel.reproducible ? shares.micro_steps : 1;
   result.ep_gradients = exchange(ep_group, ep_sums * sizes.dense * kFloatBytes);
-  result.edp_gradients = exchange_by_node(dims, (sizes.dense + sizes.experts) / degree * kFloatBytes);
-  result.parameters = exchange_by_node(dims, (sizes.dense_bytes + sizes.expert_bytes) / degree) +
-                      exchange(ep_group, sizes.dense_bytes);
+  const EdpGroups edp = edp_groups(dims);
+  const double gradients = (sizes.dense + sizes.experts) / degree * kFloatBytes;
+  result.edp_gradients =
+      exchange(edp.in_node, gradients) + exchange(edp.across_nodes, gradients / edp.in_node.size);
+  result.parameters = plan_all_gather(model, dims, static_cast<int64_t>(width));
   if (!config.model.is_dense()) {
     result.rows_per_token = expected_ranks(config.model.num_experts, dims.ep_size, active_experts);
     add_rows(config, model, ep_group, shares, element, result);

@@ -38,7 +38,8 @@ struct Communication {
   SentBytes ep_gradients;
   // Within a node (q - 1) / q 4 (P_d + P_x) / k; then between nodes (1 - q / R) 4 (P_d + P_x) / (k q).
   SentBytes edp_gradients;
-  // The same ways with c instead of 4, and (k - 1) / k c P_d in the EP group.
+  // The same ways with c instead of 4, and (k - 1) / k c P_d in the EP group. In addition, every rank of a
+  // group sends as much as the rank with the largest shards of a bucket, which shows in small models.
   SentBytes parameters;
   // Rows to the ranks that hold their experts, and back. Per token and layer:
   // dispatch 2 (k - 1) / k r (D c + 4 E / k), combine 2 (k - 1) / k r D c.

@@ -13,7 +13,40 @@ at::Tensor elements(const at::Tensor& whole, const ElementRange& range) {
   return whole.view(-1).narrow(0, range.begin, range.size());
 }
 
+// The elements of some parameters that a rank stores.
+int64_t local_elements(const std::vector<Shards>& shards, const std::vector<size_t>& parameters,
+                       size_t rank) {
+  int64_t sum = 0;
+  for (const size_t i : parameters) sum += shards[i][rank].size();
+  return sum;
+}
+
 }  // namespace
+
+std::vector<std::vector<size_t>> divide_into_buckets(const std::vector<Shards>& shards) {
+  std::vector<int64_t> elements(shards.size());
+  for (size_t i = 0; i < shards.size(); ++i)
+    for (const ElementRange& local_shard : shards[i]) elements[i] += local_shard.size();
+  const int64_t target = bucket_elements(c10::sum_integers(elements));
+  std::vector<std::vector<size_t>> buckets;
+  int64_t room = 0;
+  for (size_t i = shards.size(); i-- > 0;) {
+    if (buckets.empty() || room < elements[i]) {
+      buckets.emplace_back();
+      room = target;
+    }
+    room -= elements[i];
+    buckets.back().push_back(i);
+  }
+  return buckets;
+}
+
+int64_t gathered_elements(const std::vector<Shards>& shards, const std::vector<size_t>& parameters) {
+  int64_t most = 0;
+  for (size_t rank = 0; rank < shards[parameters.at(0)].size(); ++rank)
+    most = std::max(most, local_elements(shards, parameters, rank));
+  return most;
+}
 
 BucketedReducer::BucketedReducer(Collectives& ranks, std::vector<Shards> shards, const at::Device& device,
                                  BucketedReducer* next)
@@ -24,27 +57,11 @@ BucketedReducer::BucketedReducer(Collectives& ranks, std::vector<Shards> shards,
       bucket_of_(shards_.size()),
       parts_(shards_.size()),
       sums_(shards_.size()) {
-  std::vector<int64_t> elements(shards_.size());
-  for (size_t i = 0; i < shards_.size(); ++i)
-    for (const ElementRange& local_shard : shards_[i]) elements[i] += local_shard.size();
-  const int64_t bucket = bucket_elements(c10::sum_integers(elements));
-  int64_t room = 0;
-  for (size_t i = shards_.size(); i-- > 0;) {
-    if (buckets_.empty() || room < elements[i]) {
-      buckets_.emplace_back();
-      room = bucket;
-    }
-    room -= elements[i];
-    bucket_of_[i] = buckets_.size() - 1;
-    buckets_.back().parameters.push_back(i);
-    buckets_.back().missing += 1;
+  for (std::vector<size_t>& parameters : divide_into_buckets(shards_)) {
+    for (const size_t i : parameters) bucket_of_[i] = buckets_.size();
+    const size_t missing = parameters.size();
+    buckets_.push_back({std::move(parameters), missing});
   }
-}
-
-int64_t BucketedReducer::local_elements(const std::vector<size_t>& parameters, int64_t rank) const {
-  int64_t sum = 0;
-  for (const size_t i : parameters) sum += range(i, rank).size();
-  return sum;
 }
 
 void BucketedReducer::add(size_t parameter, at::Tensor part) {
@@ -68,9 +85,10 @@ void BucketedReducer::start(Bucket& bucket) {
   at::Tensor sent = packed_parts(bucket);
   for (const size_t i : bucket.parameters) parts_[i].reset();
   Splits splits;
+  const int64_t own = local_elements(shards_, bucket.parameters, static_cast<size_t>(ranks_.rank()));
   for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
-    splits.in.push_back(local_elements(bucket.parameters, rank));
-    splits.out.push_back(local_elements(bucket.parameters, ranks_.rank()));
+    splits.in.push_back(local_elements(shards_, bucket.parameters, static_cast<size_t>(rank)));
+    splits.out.push_back(own);
   }
   bucket.received = at::empty({ranks_.size() * splits.out[0]}, options);
   bucket.exchange = ranks_.all_to_all(bucket.received, std::move(sent), std::move(splits), "reduce_scatter");
@@ -182,9 +200,7 @@ void BucketedReducer::start_next_gathering() {
 BucketedReducer::Gathering BucketedReducer::prepare_gathering(size_t bucket,
                                                               std::vector<size_t> parameters) const {
   Gathering gathering{bucket, std::move(parameters)};
-  int64_t most = 0;  // every rank sends this many elements
-  for (int64_t rank = 0; rank < ranks_.size(); ++rank)
-    most = std::max(most, local_elements(gathering.parameters, rank));
+  const int64_t most = gathered_elements(shards_, gathering.parameters);
   gathering.received = at::zeros({ranks_.size(), most}, whole_[gathering.parameters[0]].options());
   for_each_part(gathering, ranks_.rank(),
                 [](const at::Tensor& local_shard, const at::Tensor& sent) { sent.copy_(local_shard); });

@@ -27,6 +27,14 @@
 
 namespace dtopp::distributed {
 
+// Returns the parameters of each bucket, in the order of the reduce-scatters. shards[i] are those of
+// parameter i.
+std::vector<std::vector<size_t>> divide_into_buckets(const std::vector<Shards>& shards);
+
+// Returns the number of elements that each rank sends in an all-gather of some parameters: that of the rank
+// with the most.
+int64_t gathered_elements(const std::vector<Shards>& shards, const std::vector<size_t>& parameters);
+
 class BucketedReducer {
  public:
   // shards[i] are the shards of parameter i over `ranks`. The shards of `next` split this rank's local
@@ -85,7 +93,6 @@ class BucketedReducer {
   const ElementRange& range(size_t parameter, int64_t rank) const {
     return shards_[parameter][static_cast<size_t>(rank)];
   }
-  int64_t local_elements(const std::vector<size_t>& parameters, int64_t rank) const;
   void start_full_buckets();
   void start(Bucket& bucket);
   at::Tensor packed_parts(const Bucket& bucket) const;

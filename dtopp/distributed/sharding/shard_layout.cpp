@@ -49,6 +49,30 @@ ElementRange ShardLayout::local_chunks(int64_t rank) const {
   return part_of(node_shard_chunks(rank), turn % dims_.nodes, dims_.nodes);
 }
 
+Shards ShardLayout::shards_in_ep_group() const {
+  Shards shards;
+  for (int64_t ep_rank = 0; ep_rank < dims_.ep_size; ++ep_rank) shards.push_back(ep_shard(ep_rank));
+  return shards;
+}
+
+Shards ShardLayout::shards_in_node(int64_t rank) const {
+  const int64_t ep_rank = dims_.ep_rank(rank), size = dims_.local_edp_size();
+  const int64_t first = dims_.edp_rank(rank) / size * size, start = ep_shard(ep_rank).begin;
+  Shards shards;
+  for (int64_t edp_rank = first; edp_rank < first + size; ++edp_rank)
+    shards.push_back(node_shard(dims_.rank(ep_rank, edp_rank)).from(start));
+  return shards;
+}
+
+Shards ShardLayout::shards_across_nodes(int64_t rank) const {
+  const int64_t ep_rank = dims_.ep_rank(rank), size = dims_.local_edp_size();
+  const int64_t start = node_shard(rank).begin;
+  Shards shards;
+  for (int64_t edp_rank = dims_.edp_rank(rank) % size; edp_rank < dims_.edp_size(); edp_rank += size)
+    shards.push_back(local_shard(dims_.rank(ep_rank, edp_rank)).from(start));
+  return shards;
+}
+
 ElementRange ShardLayout::elements_of(const ElementRange& chunks) const {
   const auto start = [&](int64_t of) { return of == num_chunks() ? elements_ : chunk(of).begin; };
   return chunks.size() == 0 ? ElementRange{start(chunks.begin), start(chunks.begin)}

@@ -22,6 +22,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "dtopp/distributed/topology/parallel_dims.h"
 
@@ -33,6 +34,9 @@ struct ElementRange {
   // The same range relative to element `first`.
   ElementRange from(int64_t first) const { return {begin - first, end - first}; }
 };
+
+// The elements that each rank of a group stores, by rank. Every element belongs to exactly one rank.
+using Shards = std::vector<ElementRange>;
 
 // The target size of a bucket, given the number of elements of all parameters: one sixteenth, from 16,384 to
 // 41,943,040 (40 Mi). Small buckets overlap more with computation and need less memory; large ones amortize
@@ -66,6 +70,12 @@ class ShardLayout {
   ElementRange local_shard(int64_t rank) const { return elements_of(local_chunks(rank)); }
   // The chunks of local_shard(rank).
   ElementRange local_chunks(int64_t rank) const;
+
+  // The shards over each group that `rank` reduces the parameter with, relative to the first element that the
+  // group shares.
+  Shards shards_in_ep_group() const;               // EP shards of the parameter
+  Shards shards_in_node(int64_t rank) const;       // node shards of its EP shard, by EDP rank of its node
+  Shards shards_across_nodes(int64_t rank) const;  // local shards of its node shard, by node
 
  private:
   ElementRange ep_shard_chunks(int64_t ep_rank) const;

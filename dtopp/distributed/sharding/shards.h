@@ -11,9 +11,6 @@
 
 namespace dtopp::distributed {
 
-// The elements that each rank of a group stores, by rank. Every element belongs to exactly one rank.
-using Shards = std::vector<ElementRange>;
-
 // One rank's part of a parameter or moment.
 struct ShardedTensor {
   const ShardLayout* layout = nullptr;
