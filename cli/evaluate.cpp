@@ -33,10 +33,9 @@ void add_evaluate(CLI::App& app) {
 }
 
 void add_evaluate_options(CLI::App& verb, EvaluateOptions& options) {
-  verb.add_option(
-      "--output", options.output,
-      "also write the results to this JSON file; in a folder, to a file that is named for the checkpoint's "
-      "step");
+  verb.add_option("--output", options.output,
+                  "also write the results as JSON to this file; in a folder, to a file whose name contains "
+                  "the checkpoint's step, the budget and the precision");
   verb.add_option("--batch-size", options.batch_size, "sequences or images per batch")
       ->capture_default_str()
       ->check(positive());
@@ -46,8 +45,8 @@ void add_evaluate_options(CLI::App& verb, EvaluateOptions& options) {
 
 void add_text_option(CLI::App& verb, std::vector<std::string>& texts) {
   verb.add_option("--text", texts,
-                  "a text file (.jsonl[.gz|.zst]: one document per line; any other name: one document), or a "
-                  "token folder; give it several times to measure several sources, each on its own as well")
+                  "text file (.jsonl[.gz|.zst] has one document per line, any other file is one document) or "
+                  "folder of tokens; repeat it to measure several texts, together and each on its own")
       ->allow_extra_args(false)
       ->required();
 }

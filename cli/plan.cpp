@@ -69,12 +69,12 @@ void add_plan(CLI::App& app) {
       ->capture_default_str()
       ->check(positive());
   verb->add_option("--expert-parallel", options->expert_parallel,
-                   "size of the EP group: ranks of a node that divide the experts of each layer; auto: the "
-                   "smallest with which a rank fits the device; overrides parallel.expert_parallel");
+                   "number of ranks of a node that share the experts of each layer (the EP group); auto: the "
+                   "smallest number with which a rank fits the device; overrides parallel.expert_parallel");
   verb->add_option("--device", options->device,
-                   "also estimate whether the run fits, the largest micro-batch and the step time on cpu "
-                   "(this machine; no time), a100, h100 or h200; default: only the memory for "
-                   "training.device");
+                   "also estimate whether the run fits this device, its largest micro-batch and its step "
+                   "time: cpu (this machine; no time), a100, h100 or h200; without the option, plan "
+                   "estimates the memory on training.device only");
   verb->add_flag("--json", options->json, "print one JSON object");
   verb->callback([options] { plan_run(*options); });
 }

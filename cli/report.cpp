@@ -73,13 +73,11 @@ void add_report(CLI::App& app) {
   verb->add_option("runs", options->paths, "folders of runs or studies");
   CLI::Option* output =
       verb->add_option("--output", options->output, "HTML file to write")->capture_default_str();
-  CLI::Option* serve_option =
-      verb->add_option(
-              "--serve", options->port,
-              "serve the page and update it while the runs train, on this port of 127.0.0.1 (default: any "
-              "free port)")
-          ->expected(0, 1)
-          ->excludes(output);
+  CLI::Option* serve_option = verb->add_option("--serve", options->port,
+                                               "serve the page on this port of 127.0.0.1 (default: any free "
+                                               "port) and update it while the runs train")
+                                  ->expected(0, 1)
+                                  ->excludes(output);
   verb->callback([options, serve_option] { serve_option->count() > 0 ? serve(*options) : write(*options); });
 }
 
