@@ -93,7 +93,8 @@ def test_hash_selects_by_id_without_parameters(both_forms):
 
 
 def test_losses_enter_in_training_alone_and_with_their_scale(both_forms):
-    moe, x = layer(**LOSSES), torch.randn(21, 16)
+    # For some seeds, which differ between torch versions, the terms of the scale's gradient cancel.
+    moe, x = layer(seed=3, **LOSSES), torch.randn(21, 16)
     dtopp.ThresholdController(moe)
     dtopp.set_loss_scale(0.25)
     want, added, _ = reference(moe, x, loss_scale=0.25)
