@@ -234,7 +234,7 @@ void add_serve(CLI::App& app) {
       ->capture_default_str();
   verb->add_option("--port", options->port, "port to listen on; 0: any free one")
       ->capture_default_str()
-      ->check(CLI::Range(0, 65535));
+      ->check(between(0, 65535));
   verb->add_option("--token-file", options->token_file,
                    "file whose first line clients must send as Authorization: Bearer LINE");
   verb->add_option("--name", options->name, "name of the model in requests (default: the run's name)");
