@@ -103,6 +103,25 @@ TEST(TrafficSlow, is_within_two_percent_of_the_plan_by_collective) {
   at::set_num_threads(threads);
 }
 
+// Most parameters of a small model are one chunk, so the shards of a bucket differ in size.
+TEST(Traffic, of_gathers_is_that_of_the_plan_in_small_models) {
+  const int threads = at::get_num_threads();
+  for (const distributed::ParallelDims& dims :
+       {distributed::ep_by_edp(1, 2), distributed::ep_by_edp(1, 3), distributed::ep_by_edp(1, 4),
+        distributed::ep_by_edp(1, 4, 2), distributed::ep_by_edp(2, 2), distributed::ep_by_edp(2, 2, 2)}) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      SCOPED_TRACE(testing::Message() << dims.world_size << " ranks, EP size " << dims.ep_size << ", "
+                                      << dims.nodes << " nodes, " << type);
+      config::RunConfig config = tiny();
+      config.training.global_batch_size = 12;
+      config.training.precision = type == at::kFloat ? config::Precision::kFp32 : config::Precision::kBf16;
+      const plan::SentBytes planned = plan::make_plan(config, dims).communication.parameters;
+      EXPECT_NEAR(measured(config, {"", dims, nullptr, type}).at("gather"), planned.total(), 1e-6);
+    }
+  }
+  at::set_num_threads(threads);
+}
+
 constexpr distributed::ParallelDims kSixteenNodes = distributed::ep_by_edp(8, 16, 16);
 
 // A layer like the paper's, with 64 experts of which 8 are active, for 128 ranks.
