@@ -14,6 +14,7 @@ using torch::autograd::variable_list;
 // The dispatch plan: the rows that a layer sends to each rank, for both directions.
 struct DispatchPlan final : torch::CustomClassHolder {
   distributed::Collectives* ranks = nullptr;
+  bool reproducible = false;
   int64_t tokens = 0;                   // tokens of this rank
   std::vector<at::Tensor> token_S;      // per rank: the tokens that are sent to it, ascending
   std::vector<int64_t> sent, received;  // rows per destination rank, rows per source rank
@@ -32,9 +33,16 @@ struct DispatchPlan final : torch::CustomClassHolder {
     for (const at::Tensor& tokens : token_S) rows.push_back(x_TD.index_select(0, tokens));
     return rows;
   }
-  // Adds the returned rows of each token along the tree over ranks. A token that was sent nowhere gets 0.
+  // Adds the returned rows of each token. A token that was sent nowhere gets 0. `reproducible` sums along the
+  // tree over ranks, which needs [tokens, D] per rank; other sums read and write the returned rows alone.
   at::Tensor sum(const std::vector<at::Tensor>& rows_from_rank) const {
     const auto options = rows_from_rank[0].options();
+    if (!reproducible) {
+      const at::Tensor sum_TD = at::zeros({tokens, rows_from_rank[0].size(1)}, options);
+      for (size_t rank = 0; rank < token_S.size(); ++rank)
+        sum_TD.index_add_(0, token_S[rank], rows_from_rank[rank]);
+      return sum_TD;
+    }
     distributed::TreeAccumulator sum;
     at::Tensor went = at::zeros({tokens, 1}, options.dtype(at::kBool));
     for (size_t rank = 0; rank < token_S.size(); ++rank) {
@@ -73,9 +81,11 @@ std::vector<int64_t> column(const at::Tensor& numbers, int64_t index) {
   return {of_all.const_data_ptr<int64_t>(), of_all.const_data_ptr<int64_t>() + of_all.numel()};
 }
 
-DispatchPlanPointer make_dispatch_plan(distributed::Collectives& ranks, const at::Tensor& gates_TE) {
+DispatchPlanPointer make_dispatch_plan(distributed::Collectives& ranks, const at::Tensor& gates_TE,
+                                       bool reproducible) {
   auto plan = c10::make_intrusive<DispatchPlan>();
   plan->ranks = &ranks;
+  plan->reproducible = reproducible;
   plan->tokens = gates_TE.size(0);
   // The host needs these counts. On a device it waits twice: for this copy and for nonzero() below.
   const int64_t experts = gates_TE.size(1) / ranks.size();
@@ -165,7 +175,7 @@ at::Tensor AllToAllTokenDispatcher::forward(int64_t /*layer*/, const at::Tensor&
   TORCH_CHECK(gates_TE.size(1) == gate_up_proj.size(0) * ranks_.size(),
               "token dispatcher: ", gates_TE.size(1), " gates per token do not match ", gate_up_proj.size(0),
               " experts on each of ", ranks_.size(), " ranks");
-  const DispatchPlanPointer plan = make_dispatch_plan(ranks_, gates_TE);
+  const DispatchPlanPointer plan = make_dispatch_plan(ranks_, gates_TE, reproducible_);
   const variable_list there = Dispatch::apply(x_TD, gates_TE, plan);
   const at::Tensor y_AD = reproducible_
                               ? compute_by_rank(*plan, there[0], there[1], gate_up_proj, down_proj, recompute)

@@ -26,9 +26,9 @@ class AllToAllTokenDispatcher final : public ExpertBackend {
  public:
   // `ranks` is the EP group, which this object must use alone.
   //
-  // `reproducible` computes each source rank's rows separately and adds their weight gradients along the tree
-  // (tree_sum.h). In fp32, a step then has the bits of one rank that holds all experts, if K is a power of
-  // two that divides E.
+  // `reproducible` computes each source rank's rows separately. It adds their weight gradients, and the rows
+  // that a token gets back, along the tree (tree_sum.h). In fp32, a step then has the bits of one rank that
+  // holds all experts, if K is a power of two that divides E.
   AllToAllTokenDispatcher(distributed::Collectives& ranks, bool reproducible)
       : ranks_(ranks), reproducible_(reproducible) {}
 

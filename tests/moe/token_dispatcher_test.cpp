@@ -155,6 +155,39 @@ TEST(AllToAllTokenDispatcher, makes_room_for_the_pairs_that_come) {
   EXPECT_GT(calls, 20);
 }
 
+// Adds up the memory that this thread allocates.
+struct AllocatedBytes final : c10::MemoryReportingInfoBase {
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+    sum += std::max<int64_t>(bytes, 0);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t sum = 0;
+};
+
+// The bytes that rank 0 allocates in a forward pass. Each of its tokens selects one expert of 8 ranks.
+int64_t allocated_bytes(bool reproducible, int64_t tokens, int64_t hidden) {
+  constexpr int64_t kRanks = 8;
+  std::atomic<int64_t> of_rank_0 = 0;
+  distributed::run_group(kRanks, [&](distributed::Collectives& group) {
+    at::set_num_threads(1);
+    const at::NoGradGuard no_grad;
+    const at::Tensor x_TD = at::ones({tokens, hidden}), down_EDF = at::ones({1, hidden, 2});
+    const at::Tensor gates_TE = at::one_hot(at::arange(tokens).remainder(kRanks), kRanks).to(at::kFloat);
+    const auto allocated = std::make_shared<AllocatedBytes>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, allocated);
+    AllToAllTokenDispatcher(group, reproducible)
+        .forward(/*layer=*/0, x_TD, gates_TE, at::ones({1, 4, hidden}), down_EDF, /*recompute=*/false);
+    if (group.rank() == 0) of_rank_0 = allocated->sum;
+  });
+  return of_rank_0;
+}
+
+// The tree over 8 ranks needs the tokens' rows 8 times. Otherwise a single sum is enough.
+TEST(AllToAllTokenDispatcher, sums_rows_in_one_tensor_where_bits_may_differ) {
+  constexpr int64_t kTokens = 512, kHidden = 256, kRows = kTokens * kHidden * 4;
+  EXPECT_GE(allocated_bytes(true, kTokens, kHidden) - allocated_bytes(false, kTokens, kHidden), 7 * kRows);
+}
+
 TEST(AllToAllTokenDispatcher, refuses_gates_that_are_not_those_of_all_experts) {
   distributed::SingleRank alone;
   AllToAllTokenDispatcher experts(alone, true);
