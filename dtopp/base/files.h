@@ -149,7 +149,7 @@ class MappedFile {
 };
 
 // An exclusive lock on a directory (flock on "<directory>/.lock") for the lifetime of the object. It prevents
-// two processes from writing one run directory. The file .lock stays.
+// two processes from writing one run directory. The file stays unless its holder removes it.
 //
 // Throws:        UsageError if another process holds the lock; DataError if the directory is missing
 class DirectoryLock {
