@@ -1,6 +1,8 @@
 #include "dtopp/eval/scoring.h"
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
 
@@ -112,6 +114,17 @@ ScoredRequests score_continuations(const inference::InferenceModel& model,
   return scored;
 }
 
+// Whether the last token of an answer completes a stop string. Each token with text has at least one byte, so
+// the last tokens that have text contain the stop string. `last` holds them.
+bool completes_stop_string(int32_t id, const data::Tokenizer& tokenizer, std::vector<int32_t>& last) {
+  constexpr size_t kMostBytes = std::ranges::max(tasks::kStopStrings, {}, &std::string_view::size).size();
+  if (tokenizer.text_bytes(id) == 0) return false;
+  last.push_back(id);
+  if (last.size() > kMostBytes) last.erase(last.begin());
+  const std::string text = tokenizer.decode_generated(last);
+  return tasks::cut_at_stop_string(text).size() < text.size();
+}
+
 ScoredRequests generate_answers(const inference::InferenceModel& model, const data::Tokenizer& tokenizer,
                                 std::span<const tasks::Request> requests) {
   std::vector<std::vector<int32_t>> prompts;
@@ -121,6 +134,7 @@ ScoredRequests generate_answers(const inference::InferenceModel& model, const da
     budgets.push_back(request.max_new_tokens);
   }
   ScoredRequests scored{std::vector<tasks::Scores>(requests.size()), {}};
+  std::vector<std::vector<int32_t>> last(requests.size());  // completes_stop_string
   inference::Generation generation(model, prompts, budgets, inference::SamplingOptions{});
   for (auto tokens = generation.step(); !tokens.empty(); tokens = generation.step()) {
     scored.experts += use_of(generation.routing());
@@ -129,13 +143,11 @@ ScoredRequests generate_answers(const inference::InferenceModel& model, const da
         generation.finish(token.sequence);
         continue;
       }
-      tasks::Scores& one = scored.scores[token.sequence];
-      one.generated.push_back(token.id);
-      one.generated_text = tokenizer.decode_generated(one.generated);
-      if (tasks::cut_at_stop_string(one.generated_text).size() < one.generated_text.size())
-        generation.finish(token.sequence);
+      scored.scores[token.sequence].generated.push_back(token.id);
+      if (completes_stop_string(token.id, tokenizer, last[token.sequence])) generation.finish(token.sequence);
     }
   }
+  for (tasks::Scores& one : scored.scores) one.generated_text = tokenizer.decode_generated(one.generated);
   return scored;
 }
 
