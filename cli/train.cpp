@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "cli/stop_signals.h"
 #include "cli/training_ranks.h"
 #include "cli/verbs.h"
+#include "dtopp/base/path_kind.h"
 #include "dtopp/base/stop_scope.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/device/device.h"
@@ -92,7 +94,13 @@ void check_ranks(const config::RunConfig& config, int64_t processes) {
   const bool is_cuda = config.training.device == config::Device::kCuda;
   plan::make_plan(config, {processes, 1, config.parallel.expert_parallel.ranks.value_or(1)},
                   is_cuda ? config::Device::kCuda : config::Device::kCpu);
-  models::open_training_data(config, data::Verify::kSizes);
+  const auto is_missing = [](const std::string& path) {
+    return path_kind(path) == PathKind::kNothing && path_kind(path + ".idx") == PathKind::kNothing;
+  };
+  // Opening data may take long, so only data with an error is opened here.
+  if (std::ranges::any_of(config::paths_of(config.data.train), is_missing) ||
+      std::ranges::any_of(config::paths_of(config.data.validation), is_missing))
+    models::open_training_data(config, data::Verify::kSizes);
 }
 
 void train(const TrainOptions& options) {
