@@ -1,5 +1,5 @@
 """Trains a small Llama whose feed-forward layers are dtopp.MoE with Hugging Face's Trainer, with gradient
-accumulation and activation checkpointing. Usage: huggingface_trainer.py OUTPUT [--steps N]
+accumulation and activation checkpointing. Needs transformers 5.23. Usage: huggingface_trainer.py OUTPUT [--steps N]
 """
 
 import argparse

@@ -28,8 +28,8 @@ def main():
     parser.add_argument("--tokens", type=int, default=40)
     args = parser.parse_args()
     model = dtopp.load(args.checkpoint)
-    prompt = model.tokenizer(args.prompt, return_tensors="pt").input_ids
-    ids = model.generate(prompt, max_new_tokens=args.tokens, do_sample=False)
+    prompt = model.tokenizer(args.prompt, return_tensors="pt")
+    ids = model.generate(**prompt, max_new_tokens=args.tokens, do_sample=False)
     experts = count_experts(model, ids)
     print("".join(f"{model.tokenizer.decode([token])}[{count:.1f}]" for token, count in zip(ids[0].tolist(), experts.tolist())))
     print(f"experts {experts.mean():.2f} per token")

@@ -3,8 +3,8 @@
 #
 # check:    what to run after every change: lint and the fast tests, three minutes after a build
 # test:     every test; every parser of untrusted bytes under sanitizers, with its corpus and a minute of fuzzing
-# nightly:  every case of every test, all kinds of programs under sanitizers, an hour of fuzzing, clang-tidy,
-#           one definition per type
+# nightly:  every case of every test, also with the oldest transformers, all kinds of programs under sanitizers, an hour
+#           of fuzzing, clang-tidy, one definition per type
 #
 # At the end stand the slowest tests and the skipped ones with what they need. If nvcc is installed,
 # libdtopp_cuda.so is compiled, linked and loaded; its kernels run on a GPU machine (make test-gpu).
@@ -40,6 +40,16 @@ cpp() {  # GTEST_FILTER, preset, options of ctest...
 # Each test file runs in one process, which prepares the file's shared fixtures once.
 python() {  # options of pytest...
   .venv/bin/python -m pytest -q -n "$at_once" --dist loadfile --junitxml "$times/test_python.xml" "$@"
+}
+
+# The tests that use transformers, with the oldest release of pyproject.toml and the versions that it needs.
+python_with_oldest_transformers() {
+  local release folder
+  release=$(sed -n 's/.*"transformers>=\([0-9.]*\).*/\1/p' pyproject.toml)
+  folder=$PWD/build/transformers-$release
+  [ -d "$folder" ] || .venv/bin/python -m pip install -q --no-compile --target "$folder" "transformers==$release"
+  PYTHONPATH=$folder python --junitxml "$times/test_oldest_transformers.xml" tests/python/convert \
+    tests/python/package/test_{checkpoints,huggingface}.py tests/python/generate/test_precision.py tests/python/serve/test_own_moe.py
 }
 
 # AddressSanitizer and UndefinedBehaviorSanitizer.
@@ -83,6 +93,7 @@ tier_nightly() {
   build all
   cpp '*' release
   python
+  python_with_oldest_transformers
   sanitize '*' base config checkpoint data tasks launch runs study report ops ops_cuda
   cmake --build build/sanitize -j "$jobs" --target fuzz_targets
   cpp '*' sanitize -R '^corpus$'

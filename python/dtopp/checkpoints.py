@@ -43,7 +43,7 @@ def load(checkpoint: str | os.PathLike[str], **options: Any) -> "PreTrainedModel
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(output, trust_remote_code=True,
                                                                       **{"experts_implementation": "dtopp"} | options)
         has_tokenizer = (output / "tokenizer.json").is_file()
-        setattr(model, "tokenizer", AutoTokenizer.from_pretrained(output) if has_tokenizer else None)
+        setattr(model, "tokenizer", AutoTokenizer.from_pretrained(output, trust_remote_code=True) if has_tokenizer else None)
     return model.eval()
 
 

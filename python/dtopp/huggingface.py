@@ -30,7 +30,7 @@ _UNFIT = {
 def _require_fit(experts: nn.Module) -> None:
     name = type(experts).__name__
     for flag, (wanted, cause) in _UNFIT.items():
-        if getattr(experts, flag) is not wanted:
+        if getattr(experts, flag, wanted) is not wanted:  # older releases lack some flags
             raise ValueError(f"experts_implementation dtopp: {name} {cause}; dtopp's are SwiGLU without biases")
     act = experts.act_fn
     is_silu = act is nn.functional.silu or type(act).__name__ in ("SiLU", "SiLUActivation")

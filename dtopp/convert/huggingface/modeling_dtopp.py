@@ -241,13 +241,13 @@ class DtoppModel(DtoppPreTrainedModel, olmoe.OlmoeModel):
         self.norm = make_norm(config)
         self.post_init()
 
-    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None, **kwargs):
+    def forward(self, input_ids=None, *args, **kwargs):  # the other arguments have other names in each release
         if self.config.num_experts > 1 and self.config.router_method == "hash":
             if input_ids is None:
                 raise ValueError("the router hash selects experts by token id: pass input_ids, not inputs_embeds")
             for layer in self.layers:
                 layer.mlp.ids_T = input_ids.flatten()
-        return super().forward(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, **kwargs)
+        return super().forward(input_ids, *args, **kwargs)
 
 
 class DtoppForCausalLM(DtoppPreTrainedModel, olmoe.OlmoeForCausalLM):

@@ -47,6 +47,16 @@ def test_links_lead_somewhere_in_the_repository(name):
             assert anchor in anchors(file.read_text()), f"{target}: no such heading"
 
 
+def test_tested_versions_are_those_that_the_tests_install():
+    page = (ROOT / "docs/how-to/install.md").read_text()
+    rows = {name: (oldest, newest) for name, oldest, newest in re.findall(r"^\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.M)}
+    newest = dict(re.findall(r"^(\w+)==(\S+)$", (ROOT / "tests/python/requirements.txt").read_text(), re.M))
+    oldest = dict(re.findall(r'"(\w+)>=([\d.]+)', (ROOT / "pyproject.toml").read_text()))
+    assert rows["transformers"] == (oldest["transformers"], newest["transformers"])
+    assert rows["tokenizers"][1] == newest["tokenizers"]
+    assert rows["torch of the PyTorch layer"][0] == oldest["torch"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_code_blocks_are_code(name):
     text = (ROOT / name).read_text()

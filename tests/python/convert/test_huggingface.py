@@ -1,6 +1,7 @@
 """Tests `dtopp convert to-hf`: transformers' results with the folder against the program's."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import transformers
 import yaml
 from fused_experts import fused_experts
-from huggingface_folder import LOADED, Case, load, logits_of, remote_code, routed, to_hf
+from huggingface_folder import LOADED, Case, load, logits_of, remote_code, routed, run_as_user, to_hf
 from language_program import ROUTERS
 from refusal import assert_refused
 from safetensors.torch import load_file, save_file
@@ -146,6 +147,14 @@ def test_it_trains(case):
     assert model(input_ids=case.inputs, labels=case.inputs).loss < before.loss
 
 
+def test_the_trainer_of_transformers_predicts_the_logits(dtop_p, tmp_path):
+    model = load(dtop_p.folder)
+    arguments = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, per_device_eval_batch_size=2)
+    texts = [{"input_ids": ids, "labels": ids} for ids in dtop_p.inputs]
+    predicted = torch.from_numpy(transformers.Trainer(model, arguments).predict(texts).predictions)
+    assert (predicted - dtop_p.logits()).abs().max() <= BOUND * predicted.abs().max()
+
+
 def test_a_fresh_model_has_finite_random_weights(dtop_p):
     config = transformers.AutoConfig.from_pretrained(dtop_p.folder, trust_remote_code=True)
     model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=True)
@@ -243,6 +252,14 @@ def test_the_tokenizer_is_the_checkpoints(with_text):
         assert theirs.decode(ids) == ours.decode(ids, skip_special_tokens=False), text
     assert theirs.eos_token == theirs.pad_token == "<|endoftext|>"
     assert theirs.model_max_length == 64
+
+
+def test_the_page_runs_without_questions_and_warnings(with_text, tmp_path):
+    (tmp_path / "quickstart-hf").symlink_to(with_text[0])
+    code = re.search(r"^```python\n(.*?)^```", (tiny_run.ROOT / "docs/how-to/hugging-face.md").read_text(), re.M | re.S)[1]
+    done = run_as_user(code, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("The captain")
 
 
 def test_a_pipeline_writes_what_generate_writes(with_text):

@@ -1,6 +1,7 @@
 """Tests dtopp.load and its example: the module computes and generates what the program does."""
 
 import json
+import os
 import re
 import runpy
 import sys
@@ -9,7 +10,7 @@ import pytest
 import tiny_language_run
 import tiny_run
 import torch
-from huggingface_folder import remote_code
+from huggingface_folder import remote_code, run_as_user
 from needs import needs_program
 
 import dtopp
@@ -46,6 +47,16 @@ def test_a_run_becomes_a_module_with_the_same_loss_and_text(run, tmp_path):
     text = model.tokenizer.decode(model.generate(prompt, max_new_tokens=16, do_sample=False)[0, prompt.shape[1]:])
     done = tiny_run.dtopp("generate", run, "--prompt", PROMPT, "--max-tokens", 16, "--temperature", 0)
     assert done.stdout == text + "\n"
+
+
+def test_the_page_runs_without_questions_and_warnings(run, tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/first").symlink_to(run)
+    page = (tiny_run.ROOT / "docs/how-to/pytorch.md").read_text()
+    monkeypatch.setenv("PYTHONPATH", str(tiny_run.ROOT / "python"), prepend=os.pathsep)
+    done = run_as_user("import dtopp\n" + re.search(r"^## Open a checkpoint\n+```python\n(.*?)^```", page, re.M | re.S)[1], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("The old man")
 
 
 def test_options_are_those_of_from_pretrained(run):

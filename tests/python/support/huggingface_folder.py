@@ -1,6 +1,8 @@
 """Folders that `dtopp convert to-hf` writes, and loading them with transformers."""
 
 import contextlib
+import os
+import subprocess
 import sys
 
 import pytest
@@ -42,6 +44,12 @@ def routed(model, inputs):
     for hook in hooks:
         hook.remove()
     return layers
+
+
+def run_as_user(code, folder):
+    """Runs Python code in a folder, without an answer to questions and without progress bars."""
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, stdin=subprocess.DEVNULL, text=True, capture_output=True,
+                          timeout=300, env={**os.environ, "HF_HOME": str(folder), "HF_HUB_DISABLE_PROGRESS_BARS": "1"})
 
 
 @pytest.fixture(scope="module")
