@@ -37,6 +37,7 @@ class DtoppConfig(PretrainedConfig):
     """
 
     model_type = "dtopp"
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # the second name since transformers 5.24
     attribute_map = {"num_local_experts": "num_experts"}
 
     def __init__(self, vocab_size=50432, hidden_size=2048, intermediate_size=1024, num_hidden_layers=16, num_attention_heads=16,
