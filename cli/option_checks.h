@@ -13,29 +13,31 @@
 
 namespace dtopp::cli {
 
-// Requires a finite number for which holds(number) is true; `bounds` describes those: "be greater than 0".
+// Requires a finite number for which holds(number) is true. `bounds` describes those in an error, as in "be
+// greater than 0", and `name` in the help.
 template <class Holds>
-CLI::Validator number_that(const std::string& bounds, const Holds& holds) {
+CLI::Validator number_that(const std::string& bounds, const std::string& name, const Holds& holds) {
   return {[=](const std::string& text) -> std::string {
             double number = 0;
             if (!CLI::detail::lexical_cast(text, number) || !std::isfinite(number))
               return text + " is not a finite number";
             return holds(number) ? "" : "must " + bounds + ", is " + text;
           },
-          ""};
+          name};
 }
 
 inline CLI::Validator finite_number() {
-  return number_that("", [](double) { return true; });
+  return number_that("", "", [](double) { return true; });
 }
 inline CLI::Validator positive() {
-  return number_that("be greater than 0", [](double number) { return number > 0; });
+  return number_that("be greater than 0", "POSITIVE", [](double number) { return number > 0; });
 }
 inline CLI::Validator not_negative() {
-  return number_that("be at least 0", [](double number) { return number >= 0; });
+  return number_that("be at least 0", "NONNEGATIVE", [](double number) { return number >= 0; });
 }
 inline CLI::Validator between(int64_t least, int64_t most) {
-  return number_that("be from " + std::to_string(least) + " to " + std::to_string(most), [=](double number) {
+  const std::string bounds = std::to_string(least) + " to " + std::to_string(most);
+  return number_that("be from " + bounds, bounds, [=](double number) {
     return number >= static_cast<double>(least) && number <= static_cast<double>(most);
   });
 }

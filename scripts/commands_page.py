@@ -22,6 +22,7 @@ HEAD = """\
 
 def entries(text, section):
     """(name, value, description) per option, argument or subcommand of a section of a help text."""
+    text = re.sub(r"\n {6}(?=\S)", " ", text)  # a name on several lines
     listed = re.search(rf"^{section}:\n((?: .*\n?)+)", text, re.M)
     lines = listed[1].splitlines() if listed else []
     found = []
@@ -53,8 +54,8 @@ def table(title, rows):
 
 def sections(program, *command):
     text = subprocess.run([program, *command, "--help"], check=True, capture_output=True, text=True).stdout
-    title, usage = re.match(r"(.*)\nUsage: .*?(dtopp.*)", text).groups()
-    yield f"{'#' * max(2, len(command) + 1)} {' '.join(['dtopp', *command])}\n\n{cell(title).rstrip('.')}.\n\n```text\n{usage}\n```\n"
+    title, usage = re.match(r"((?:.|\n)*?)\nUsage: .*?(dtopp.*)", text).groups()
+    yield f"{'#' * max(2, len(command) + 1)} {' '.join(['dtopp', *command])}\n\n{cell(' '.join(title.split())).rstrip('.')}.\n\n```text\n{usage}\n```\n"
     for kind in ("Positionals", "Options"):
         yield from table("argument" if kind == "Positionals" else "option",
                          [(f"`{name}`", value, description) for name, value, description in entries(text, kind)])
