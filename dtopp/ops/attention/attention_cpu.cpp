@@ -6,10 +6,10 @@
 namespace dtopp::ops {
 namespace {
 
-// Tiles hold heads of kLargestHead numbers at most. In bf16 on AMX they have not been compared with libtorch.
+// Tiles hold heads of kLargestHead numbers at most.
 bool multiplies_in_tiles(const at::Tensor& q) {
   const bool fits = q.size(3) <= attention_tiles::kLargestHead;
-  return fits && (q.scalar_type() == at::kFloat || (q.scalar_type() == at::kBFloat16 && !has_amx()));
+  return fits && (q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16);
 }
 
 bool widens(const at::Tensor& q) { return q.scalar_type() == at::kBFloat16 && !has_bf16_matmul(q.device()); }

@@ -1,7 +1,6 @@
 // Self-attention on a CPU, forward and backward, without autograd.
 //
-// fp32 and bf16 are multiplied on dtopp's tiles. libtorch computes heads of more than 256 numbers, and bf16
-// on AMX.
+// fp32 and bf16 are multiplied on dtopp's tiles. libtorch computes heads of more than 256 numbers.
 #pragma once
 
 #include <array>
