@@ -47,7 +47,8 @@ void print_summary(const train::RunSummary& summary) {
 
 using Clock = std::chrono::steady_clock;
 
-// A signal stops the run, and so do `hours` since `begin` unless they are 0.
+// A signal stops the run, and so do `hours` since `begin` unless they are 0. Only the main rank counts them,
+// because it prints the reason.
 StopToken stop_after(double hours, Clock::time_point begin) {
   if (hours == 0) return stop_token();
   const std::chrono::duration<double> seconds(3600 * hours);
@@ -79,7 +80,7 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
   directory.create();
   train::Trainer trainer = make_trainer(config, std::move(data), groups);
   train::Run run(config, trainer, directory, cluster, memory.plan, memory.available, log,
-                 stop_after(config.training.max_hours, begin));
+                 is_main_rank ? stop_after(config.training.max_hours, begin) : stop_token());
   run.add(std::move(probes));
   run.add(std::move(grids));
   run.add(std::move(texts));
