@@ -157,8 +157,9 @@ std::string sentence_of_budget(const ReportRun& run) {
   text += ", the budget is " + scaled(*budget->target) + " (" + off_target(*budget) + ").";
   if (!config::holds_target(run.config.routing.method)) return text;
   if (find_series(run, kCount)->values.size() < kSettleLines) return text;
-  return text + (budget->settled ? " It has held since step " + whole(*budget->settled) + "."
-                                 : " It has not settled.");
+  if (!budget->settled) return text + " It has not settled.";
+  return text + " Means over " + std::to_string(kSettleLines) + " logged steps have stayed within " +
+         scaled(100 * kSettleTolerance) + " % of it since step " + whole(*budget->settled) + ".";
 }
 
 std::string sentence_of_budgets(const ReportInput& input) {

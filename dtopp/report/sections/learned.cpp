@@ -177,7 +177,7 @@ std::optional<ReportTable> texts_table(const ReportInput& input) {
     }
   }
   if (table.rows.empty()) return std::nullopt;
-  table.note = "From `dtopp evaluate text --output`. Loss: nats per token.";
+  table.note = "From dtopp evaluate text --output. Loss: nats per token.";
   return table;
 }
 
