@@ -46,7 +46,7 @@ void evaluate_experts(const ExpertsOptions& options, distributed::Collectives& r
 void add_evaluate_experts(CLI::App& evaluate) {
   auto options = std::make_shared<ExpertsOptions>();
   CLI::App* verb = evaluate.add_subcommand("experts", "Measure which experts the tokens of a text activate");
-  add_inference_options(*verb, options->inference);
+  add_inference_options(*verb, options->inference, "the text that is evaluated");
   add_text_option(*verb, options->texts);
   add_evaluate_options(*verb, *options);
   verb->callback([options] {

@@ -196,7 +196,7 @@ void add_evaluate_text(CLI::App& evaluate) {
   auto options = std::make_shared<TextOptions>();
   CLI::App* verb =
       evaluate.add_subcommand("text", "Measure the loss, perplexity and bits per byte of a text");
-  add_inference_options(*verb, options->inference);
+  add_inference_options(*verb, options->inference, "the text that is evaluated");
   add_text_option(*verb, options->texts);
   verb->add_option("--dump-routing", options->dump_routing,
                    "write the experts of each token and layer to this safetensors file");

@@ -32,10 +32,10 @@ std::string colored(const std::string& text, double share) {
 }
 
 std::vector<std::string> prompts_of(const GenerateOptions& options) {
-  if (options.prompts_file.empty() == options.prompt.empty())
+  if (!options.prompts_file.empty()) return inference::read_prompts(options.prompts_file);
+  if (options.prompt.empty())
     throw UsageError("generate: needs --prompt TEXT, --prompts FILE or --interactive");
-  if (options.prompts_file.empty()) return {options.prompt};
-  return inference::read_prompts(options.prompts_file);
+  return {options.prompt};
 }
 
 // One line of --json.
@@ -50,8 +50,7 @@ std::string json_line(size_t index, const std::string& prompt, const std::string
 
 void generate_texts(const GenerateOptions& options) {
   const std::vector<std::string> prompts = prompts_of(options);
-  const checkpoint::Checkpoint checkpoint =
-      open_named_checkpoint(options.inference, config::ModelType::kLanguageModel);
+  const checkpoint::Checkpoint checkpoint = open_language_model(options);
   inference::InferenceModel model = load_model(options.inference, checkpoint);
   meet_target(model, options.inference, checkpoint);
   const config::ModelConfig& config = model.config.model;
@@ -87,13 +86,18 @@ void generate_texts(const GenerateOptions& options) {
   const double seconds = steady_seconds() - begin;
   int64_t tokens = 0;
   double experts = 0;
+  bool is_cut = false;  // a text filled the sequence length
   for (size_t i = 0; i < prompts.size(); ++i) {
+    is_cut = is_cut || (writers[i].tokens() == encoded.room[i] && encoded.room[i] < options.max_tokens);
     const std::string text = texts[i] + writers[i].rest();
     write_now(options.json ? json_line(i, prompts[i], text, writers[i], config) : text + "\n");
     tokens += writers[i].tokens();
     experts += writers[i].experts();
   }
   print_rate(tokens, seconds, experts, config);
+  if (is_cut)
+    print_message(format("stopped at the model's sequence length of %lld",
+                         static_cast<long long>(config.sequence_length)));
   if (stop_requested()) throw Stopped("stopped before the texts were complete");
 }
 
@@ -113,6 +117,14 @@ void write_now(const std::string& text) {
   flush_standard_output();
 }
 
+checkpoint::Checkpoint open_language_model(const GenerateOptions& options) {
+  checkpoint::Checkpoint checkpoint =
+      open_named_checkpoint(options.inference, config::ModelType::kLanguageModel);
+  if (options.show_experts && checkpoint.config().model.is_dense())
+    throw UsageError("--show-experts: the model has no experts");
+  return checkpoint;
+}
+
 void print_rate(int64_t tokens, double seconds, double experts, const config::ModelConfig& config) {
   const auto count = static_cast<double>(tokens);
   std::fprintf(stderr, "dtopp: %lld tokens, %.1f tok/s", static_cast<long long>(tokens), count / seconds);
@@ -127,9 +139,12 @@ void add_generate(CLI::App& app) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* verb = app.add_subcommand("generate", "Generate text that continues a prompt");
   add_inference_options(*verb, options->inference);
-  verb->add_option("--prompt", options->prompt, "the text to continue");
+  verb->add_option("--prompt", options->prompt, "the text to continue")->check(not_empty());
   verb->add_option("--prompts", options->prompts_file,
-                   "file with one prompt per line; all are computed as one batch");
+                   "file with one prompt per line; all are computed as one batch. Blank lines are skipped. "
+                   "--json shows where a text begins")
+      ->check(not_empty())
+      ->excludes("--prompt");
   verb->add_option("--max-tokens", options->max_tokens,
                    "maximum number of new tokens per prompt; the model's sequence length limits them too")
       ->capture_default_str()

@@ -45,6 +45,9 @@ void write_now(const std::string& text);
 // Prints the tokens per second and the experts per token to standard error.
 void print_rate(int64_t tokens, double seconds, double experts, const config::ModelConfig& config);
 
+// Opens the language model. Throws UsageError if it has no experts for --show-experts.
+checkpoint::Checkpoint open_language_model(const GenerateOptions& options);
+
 // Continues the lines of standard input until it ends.
 void generate_interactively(const GenerateOptions& options);
 

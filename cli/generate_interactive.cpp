@@ -84,7 +84,7 @@ class Interactive {
  public:
   explicit Interactive(const GenerateOptions& options)
       : options_(options),
-        checkpoint_(open_named_checkpoint(options.inference, config::ModelType::kLanguageModel)),
+        checkpoint_(open_language_model(options)),
         model_(load_model(options.inference, checkpoint_)),
         tokenizer_(inference::load_tokenizer(checkpoint_, options.inference.tokenizer,
                                              model_.config.model.vocab_size)),
@@ -114,6 +114,7 @@ class Interactive {
     } else if (!argument.empty()) {
       throw UsageError(line + ": unknown; " + kCommands);
     } else if (command == "/experts") {
+      if (checkpoint_.config().model.is_dense()) throw UsageError("/experts: the model has no experts");
       show_experts_ = !show_experts_;
       print_message(show_experts_ ? "the next text shows its experts"
                                   : "the next text does not show its experts");

@@ -23,7 +23,7 @@ void add_checkpoint_options(CLI::App& verb, InferenceOptions& options) {
       ->check(not_negative());
 }
 
-void add_inference_options(CLI::App& verb, InferenceOptions& options) {
+void add_inference_options(CLI::App& verb, InferenceOptions& options, const std::string& default_text) {
   add_checkpoint_options(verb, options);
   add_precision_option(verb, options);
   verb.add_option("--tokenizer", options.tokenizer, "tokenizer.json file, for a checkpoint without one");
@@ -31,9 +31,7 @@ void add_inference_options(CLI::App& verb, InferenceOptions& options) {
                   "mean number of active experts per token; p is solved for it")
       ->check(positive());
   verb.add_option("--target-text", options.target_text,
-                  "text file on which p is solved for --target-experts (default: the text that is evaluated, "
-                  "or else the run's "
-                  "validation data)");
+                  "text file on which p is solved for --target-experts (default: " + default_text + ")");
 }
 
 void add_precision_option(CLI::App& verb, InferenceOptions& options) {

@@ -27,8 +27,9 @@ void add_checkpoint_options(CLI::App& verb, InferenceOptions& options);
 // Adds --precision, for language models.
 void add_precision_option(CLI::App& verb, InferenceOptions& options);
 
-// Adds all of these options, for language models.
-void add_inference_options(CLI::App& verb, InferenceOptions& options);
+// Adds all of these options, for language models. `default_text` describes the default of --target-text.
+void add_inference_options(CLI::App& verb, InferenceOptions& options,
+                           const std::string& default_text = "the run's validation data");
 
 // Opens the checkpoint and prints warnings to standard error. Throws UsageError if its model has another
 // type.

@@ -42,6 +42,10 @@ inline CLI::Validator between(int64_t least, int64_t most) {
   });
 }
 
+inline CLI::Validator not_empty() {
+  return {[](const std::string& text) { return text.empty() ? "is empty" : ""; }, ""};
+}
+
 // For transform(): accepts a name of the enumeration and replaces it by its value.
 template <class Enum>
 CLI::Validator choice() {

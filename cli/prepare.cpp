@@ -117,7 +117,7 @@ void add_prepare(CLI::App& app) {
   text->add_option("--split-on", options->split_on,
                    "text between the documents of a plain text file, such as '<|endoftext|>'\n"
                    "(default: a plain text file is one document)")
-      ->check(CLI::Validator([](const std::string& text) { return text.empty() ? "is empty" : ""; }, ""));
+      ->check(not_empty());
   text->add_option("--by", options->by,
                    "key of the JSON lines, such as 'source': write a folder for each of its values")
       ->excludes("--split-on");

@@ -54,7 +54,8 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
     if (word.starts_with("-")) return unknown("option", word.substr(0, word.find('=')), options_of(verb));
     if (!verbs_of(verb).empty()) return unknown("command", word, verbs_of(verb));
   }
-  return error.what();
+  const bool excludes = dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr;
+  return std::string(error.what()) + (excludes ? "; give one of them" : "");
 }
 
 }  // namespace dtopp::cli

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
@@ -13,7 +14,9 @@ std::vector<std::string> read_prompts(const std::filesystem::path& path) {
   std::vector<std::string> prompts;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
-    if (end > begin) prompts.push_back(text.substr(begin, end - begin));
+    std::string line = text.substr(begin, end - begin);
+    if (line.ends_with('\r')) line.pop_back();
+    if (!line.empty()) prompts.push_back(std::move(line));
     begin = end + 1;
   }
   if (prompts.empty()) throw DataError(path.string() + ": holds no prompt; write one prompt per line");

@@ -10,7 +10,8 @@
 
 namespace dtopp::inference {
 
-// Returns the non-empty lines of a file. Throws DataError if it cannot be read or has none.
+// Returns the non-empty lines of a file, which end with \n or \r\n. Throws DataError if it cannot be read or
+// has none.
 std::vector<std::string> read_prompts(const std::filesystem::path& path);
 
 struct EncodedPrompts {

@@ -41,7 +41,7 @@ TEST(TextStream, does_not_wait_for_what_cannot_become_a_character) {
 
 TEST(Prompts, are_the_lines_of_a_file_that_hold_something) {
   ScratchDirectory scratch;
-  write_file_atomically(scratch / "prompts", "one\n\n two\nlast");
+  write_file_atomically(scratch / "prompts", "one\r\n\n\r\n two\nlast\r");
   EXPECT_EQ(read_prompts(scratch / "prompts"), (std::vector<std::string>{"one", " two", "last"}));
   write_file_atomically(scratch / "prompts", "\n\n");
   EXPECT_THAT(error_of<DataError>([&] { read_prompts(scratch / "prompts"); }), HasSubstr("holds no prompt"));

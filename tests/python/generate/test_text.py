@@ -88,7 +88,10 @@ def test_a_seed_repeats_its_text_and_another_gives_another(run):
 def test_the_sequence_length_ends_the_text(run, tokenizer):
     done = generate(run, "--prompt", PROMPT, "--max-tokens", "1000", "--temperature", "1", "--top-p", "1")
     tokens = int(re.search(r"(\d+) tokens", done.stderr).group(1))
-    assert 0 < tokens <= 128 - len(tokenizer.encode(PROMPT).ids)
+    room = 128 - len(tokenizer.encode(PROMPT).ids)
+    assert 0 < tokens <= room
+    assert ("sequence length of 128" in done.stderr) == (tokens == room)
+    assert "sequence length" not in generate(run, "--prompt", PROMPT, "--max-tokens", "2").stderr
 
 
 def test_a_tiny_top_p_is_greedy(run):
@@ -115,7 +118,8 @@ def test_drawn_tokens_have_the_models_probabilities(run, tokenizer, tmp_path):
 
 def test_experts_are_shown_beside_the_text(run):
     if "dense" in str(run):
-        pytest.skip("a dense model has no experts")
+        assert_refused(tiny_run.dtopp("generate", run, "--prompt", PROMPT, "--show-experts"), 2, "has no experts")
+        return
     done = generate(run, "--prompt", PROMPT, "--max-tokens", "8", "--temperature", "0", "--show-experts")
     numbers = [float(number) for number in re.findall(r"\[(\d+\.\d)\]", done.stdout)]
     assert numbers and all(1 <= number <= 8 for number in numbers)
@@ -240,7 +244,8 @@ def test_a_closed_output_ends_the_session_with_3(run):
 
 @pytest.mark.parametrize("arguments, names", [
     ([], "--prompt"),
-    (["--prompt", "a", "--prompts", "b"], "--prompts"),
+    (["--prompt", "a", "--prompts", "b"], ["--prompts", "give one of them"]),
+    (["--prompt", ""], ["--prompt", "is empty"]),
     (["--prompt", "a", "--interactive"], ["--prompt", "--interactive"]),
     (["--prompt", PROMPT * 20], "128"),
     (["--prompt", PROMPT, "--target-experts", "2"], "--target-text"),
