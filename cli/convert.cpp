@@ -73,7 +73,7 @@ void add_to_hf(CLI::App& convert) {
   verb->add_option("--max-experts", options->how.max_experts,
                    "upper limit of experts per token in the converted model; tokens with more keep their "
                    "likeliest ones")
-      ->check(positive());
+      ->check(positive<int64_t>());
   verb->add_option("--text", options->text,
                    "text file or token folder on which to count the tokens that --max-experts changes");
   verb->add_option("--tokenizer", options->inference.tokenizer,

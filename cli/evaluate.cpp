@@ -38,7 +38,7 @@ void add_evaluate_options(CLI::App& verb, EvaluateOptions& options) {
                   "the checkpoint's step, the budget and the precision");
   verb.add_option("--batch-size", options.batch_size, "sequences or images per batch")
       ->capture_default_str()
-      ->check(positive());
+      ->check(positive<int64_t>());
   verb.add_flag("--json", options.json, "print the results as one JSON object");
   add_processes_option(verb, options.processes);
 }
@@ -57,7 +57,7 @@ void add_sweep_option(CLI::App& verb, std::vector<double>& targets,
       verb.add_option("--sweep-target", targets,
                       "measure at each of these numbers of active experts per token, e.g. 2,4,8,12")
           ->delimiter(',')
-          ->check(positive());
+          ->check(positive<double>());
   for (const std::string& name : excluded) option->excludes(verb.get_option(name));
 }
 

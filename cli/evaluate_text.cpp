@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/evaluate.h"
+#include "cli/option_checks.h"
 #include "dtopp/eval/perplexity.h"
 #include "dtopp/eval/routing_file.h"
 #include "dtopp/eval/token_counts.h"
@@ -218,6 +219,7 @@ void add_evaluate_text(CLI::App& evaluate) {
       ->excludes("--by-document");
   verb->add_option("--counts-seed", options->counts_seed, "seed of --counts")
       ->capture_default_str()
+      ->check(not_negative<uint64_t>())
       ->needs("--counts");
   add_sweep_option(*verb, options->sweep,
                    {"--target-experts", "--dump-routing", "--replay-routing", "--counts"});

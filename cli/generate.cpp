@@ -148,16 +148,18 @@ void add_generate(CLI::App& app) {
   verb->add_option("--max-tokens", options->max_tokens,
                    "maximum number of new tokens per prompt; the model's sequence length limits them too")
       ->capture_default_str()
-      ->check(positive());
+      ->check(positive<int64_t>());
   verb->add_option("--temperature", options->sampling.temperature,
                    "sampling temperature; 0: always take the most likely token")
       ->capture_default_str()
-      ->check(not_negative());
+      ->check(not_negative<double>());
   verb->add_option("--top-p", options->sampling.top_p,
                    "sample from the most likely tokens whose probabilities sum to this value")
       ->capture_default_str()
-      ->check(between(0, 1));
-  verb->add_option("--seed", options->sampling.seed, "seed of the sampling")->capture_default_str();
+      ->check(between<double>(0, 1));
+  verb->add_option("--seed", options->sampling.seed, "seed of the sampling")
+      ->capture_default_str()
+      ->check(not_negative<uint64_t>());
   verb->add_flag("--show-experts", options->show_experts,
                  "color each token by the number of active experts (without a terminal: print the number in "
                  "brackets)");

@@ -20,7 +20,7 @@ void add_checkpoint_options(CLI::App& verb, InferenceOptions& options) {
       ->transform(choice<config::Device>())
       ->default_str("auto");
   verb.add_option("--threads", options.threads, "number of CPU threads; 0: one per core")
-      ->check(not_negative());
+      ->check(not_negative<int64_t>());
 }
 
 void add_inference_options(CLI::App& verb, InferenceOptions& options, const std::string& default_text) {
@@ -29,7 +29,7 @@ void add_inference_options(CLI::App& verb, InferenceOptions& options, const std:
   verb.add_option("--tokenizer", options.tokenizer, "tokenizer.json file, for a checkpoint without one");
   verb.add_option("--target-experts", options.target_experts,
                   "mean number of active experts per token; p is solved for it")
-      ->check(positive());
+      ->check(positive<double>());
   verb.add_option("--target-text", options.target_text,
                   "text file on which p is solved for --target-experts (default: " + default_text + ")");
 }

@@ -1,11 +1,16 @@
-// Checks the values of options. CLI11's own checks accept "nan" and print bounds with 309 digits.
+// Checks the values of options. CLI11's own checks accept "nan" and print bounds with 309 digits; its
+// integers wrap around beyond their range.
 #pragma once
 
+#include <charconv>
 #include <cmath>
+#include <concepts>
 #include <cstdint>
+#include <limits>
 #include <set>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include <CLI/CLI.hpp>
 
@@ -13,33 +18,44 @@
 
 namespace dtopp::cli {
 
-// Requires a finite number for which holds(number) is true. `bounds` describes those in an error, as in "be
-// greater than 0", and `name` in the help.
-template <class Holds>
-CLI::Validator number_that(const std::string& bounds, const std::string& name, const Holds& holds) {
+// Requires a finite number from `least` to `most`, and a whole one if Number is an integer. `bounds`
+// describes them in an error, as in "greater than 0", and `name` in the help.
+template <class Number>
+CLI::Validator number_from(Number least, Number most, const std::string& bounds, const std::string& name) {
   return {[=](const std::string& text) -> std::string {
-            double number = 0;
-            if (!CLI::detail::lexical_cast(text, number) || !std::isfinite(number))
-              return text + " is not a finite number";
-            return holds(number) ? "" : "must " + bounds + ", is " + text;
+            Number number = 0;
+            const char* const end = text.data() + text.size();
+            const auto [stop, error] = std::from_chars(text.data(), end, number);
+            const bool is_number = stop == end && error == std::errc();
+            if constexpr (std::integral<Number>) {
+              if (!is_number)
+                return "must be a whole number from " + std::to_string(least) + " to " +
+                       std::to_string(most) + ", is " + text;
+            } else {
+              if (!is_number || !std::isfinite(number)) return text + " is not a finite number";
+            }
+            return number >= least && number <= most ? "" : "must be " + bounds + ", is " + text;
           },
           name};
 }
 
+template <class Number>
+CLI::Validator positive() {
+  using Limits = std::numeric_limits<Number>;
+  const Number least = std::integral<Number> ? 1 : Limits::denorm_min();
+  return number_from<Number>(least, Limits::max(), "greater than 0", "POSITIVE");
+}
+template <class Number>
+CLI::Validator not_negative() {
+  return number_from<Number>(0, std::numeric_limits<Number>::max(), "at least 0", "NONNEGATIVE");
+}
+template <class Number>
+CLI::Validator between(Number least, Number most) {
+  const std::string bounds = CLI::detail::to_string(least) + " to " + CLI::detail::to_string(most);
+  return number_from<Number>(least, most, "from " + bounds, bounds);
+}
 inline CLI::Validator finite_number() {
-  return number_that("", "", [](double) { return true; });
-}
-inline CLI::Validator positive() {
-  return number_that("be greater than 0", "POSITIVE", [](double number) { return number > 0; });
-}
-inline CLI::Validator not_negative() {
-  return number_that("be at least 0", "NONNEGATIVE", [](double number) { return number >= 0; });
-}
-inline CLI::Validator between(int64_t least, int64_t most) {
-  const std::string bounds = std::to_string(least) + " to " + std::to_string(most);
-  return number_that("be from " + bounds, bounds, [=](double number) {
-    return number >= static_cast<double>(least) && number <= static_cast<double>(most);
-  });
+  return number_from(std::numeric_limits<double>::lowest(), std::numeric_limits<double>::max(), "finite", "");
 }
 
 inline CLI::Validator not_empty() {

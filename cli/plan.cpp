@@ -64,10 +64,10 @@ void add_plan(CLI::App& app) {
                    "configuration values as key.path=value, e.g. model.num_layers=8");
   verb->add_option("--ranks", options->dims.world_size, "number of ranks (processes)")
       ->capture_default_str()
-      ->check(positive());
+      ->check(positive<int64_t>());
   verb->add_option("--nodes", options->dims.nodes, "number of machines, with equal numbers of ranks")
       ->capture_default_str()
-      ->check(positive());
+      ->check(positive<int64_t>());
   verb->add_option("--expert-parallel", options->expert_parallel,
                    "number of ranks of a node that share the experts of each layer (the EP group); auto: the "
                    "smallest number with which a rank fits the device; overrides parallel.expert_parallel");

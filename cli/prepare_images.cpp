@@ -99,7 +99,7 @@ void add_prepare_images(CLI::App& prepare) {
   images
       ->add_option("--size", options->size,
                    "center-crop and resize pictures to SIZE x SIZE (default: all must have the same size)")
-      ->check(between(1, data::kLargestSize));
+      ->check(between<int64_t>(1, data::kLargestSize));
   images->add_option("--channels", options->channels, "channels of pictures: 3 (RGB) or 1 (gray)")
       ->check(CLI::IsMember({1, 3}))
       ->capture_default_str();
@@ -116,7 +116,7 @@ void add_prepare_images(CLI::App& prepare) {
   images
       ->add_option("--max-bad", options->max_bad,
                    "maximum number of damaged or unsuitable samples to leave out (default: none)")
-      ->check(between(0, int64_t{data::kMostBad}));
+      ->check(between<uint64_t>(0, data::kMostBad));
   images->add_option("--workers", options->workers, "decoding threads (default: one per core)")
       ->check(between(1, 1024));
   images->callback([options] {

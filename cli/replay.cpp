@@ -128,7 +128,7 @@ void add_replay(CLI::App& app) {
   CLI::App* verb =
       app.add_subcommand("replay", "Repeat one training step, and name the first tensor that is not finite");
   verb->add_option("run", options->run, "folder of the run; nothing in it changes")->required();
-  verb->add_option("--step", options->step, "the step to repeat")->required()->check(positive());
+  verb->add_option("--step", options->step, "the step to repeat")->required()->check(positive<int64_t>());
   verb->add_flag("--json", options->json, "print one JSON object");
   add_processes_option(*verb, options->processes);
   verb->callback([options] { replay(*options); });

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/option_checks.h"
 #include "cli/run_cost.h"
 #include "cli/standard_streams.h"
 #include "cli/stop_signals.h"
@@ -77,6 +78,7 @@ void add_report(CLI::App& app) {
                                                "serve the page on this port of 127.0.0.1 (default: any free "
                                                "port) and update it while the runs train")
                                   ->expected(0, 1)
+                                  ->check(between(0, 65535))
                                   ->excludes(output);
   verb->callback([options, serve_option] { serve_option->count() > 0 ? serve(*options) : write(*options); });
 }

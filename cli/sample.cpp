@@ -124,7 +124,7 @@ void add_sampler_options(CLI::App& verb, SampleOptions& options) {
   sampler.guidance = kDefaultGuidance;
   verb.add_option("--steps", sampler.steps, "sampler steps per picture")
       ->capture_default_str()
-      ->check(positive());
+      ->check(positive<int64_t>());
   verb.add_option("--sampler", sampler.method,
                   "euler or heun (for diffusion.objective flow; default: euler), ddim (for ddpm)")
       ->transform(choice<inference::SamplerMethod>())
@@ -132,12 +132,12 @@ void add_sampler_options(CLI::App& verb, SampleOptions& options) {
   verb.add_option("--guidance", sampler.guidance,
                   "classifier-free guidance scale; 1: no guidance, which halves the time")
       ->capture_default_str()
-      ->check(not_negative());
+      ->check(not_negative<double>());
   verb.add_option("--guidance-interval", options.guidance_interval,
                   "guide only while t is in this interval, e.g. 0.1,0.9")
       ->delimiter(',')
       ->expected(2)
-      ->check(between(0, 1));
+      ->check(between<double>(0, 1));
 }
 
 }  // namespace
@@ -149,20 +149,23 @@ void add_sample(CLI::App& app) {
   inference::PictureRequest& request = options->request;
   verb->add_option("--classes", request.classes,
                    "class numbers to cycle through, e.g. 0,3 (default: all classes)")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->check(not_negative<int64_t>());
   verb->add_option("--text-embeddings", options->text_embeddings,
                    "safetensors file with \"text\" [texts, tokens, size], the texts to cycle through");
-  verb->add_option("--count", request.count, "number of pictures")->required()->check(positive());
+  verb->add_option("--count", request.count, "number of pictures")->required()->check(positive<int64_t>());
   add_sampler_options(*verb, *options);
-  verb->add_option("--seed", request.seed, "seed of the initial noise")->capture_default_str();
+  verb->add_option("--seed", request.seed, "seed of the initial noise")
+      ->capture_default_str()
+      ->check(not_negative<uint64_t>());
   verb->add_option("--batch-size", request.batch_size, "pictures per batch")
       ->capture_default_str()
-      ->check(positive());
+      ->check(positive<int64_t>());
   verb->add_flag("--raw", options->raw, "use the raw parameters instead of their moving average (EMA)");
   verb->add_option("--target-experts", options->inference.target_experts,
                    "mean number of active experts per token, for which p is solved (default: the target of "
                    "training; with --raw, the checkpoint's p)")
-      ->check(positive());
+      ->check(positive<double>());
   verb->add_option("--output", options->output,
                    "NAME.png: one grid; NAME.npz: arrays; any other name: a new folder of PNG files")
       ->required();

@@ -247,7 +247,7 @@ void add_serve(CLI::App& app) {
   verb->add_option("--kv-tokens", options->kv_tokens,
                    "tokens in the key-value caches of all running sequences; 0: 1 GiB of them")
       ->capture_default_str()
-      ->check(not_negative());
+      ->check(not_negative<int64_t>());
   verb->add_option("--max-body", options->body_kilobytes, "KiB of a request's body")
       ->capture_default_str()
       ->check(between(1, 1 << 20));

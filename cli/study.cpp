@@ -228,7 +228,7 @@ void add_study(CLI::App& app) {
       ->check(between(1, 1024));
   verb->add_option("--hours", options->hours,
                    "start no run that would end after this many hours; the next call resumes; 0: no limit")
-      ->check(not_negative());
+      ->check(not_negative<double>());
   verb->add_flag("--blind", options->blind,
                  "print only n and the standard deviation of the planned differences, and write no results");
   verb->add_option("--together", options->together,

@@ -135,7 +135,7 @@ void add_train(CLI::App& app) {
           "--restarts", options->restarts,
           "after a lost rank, start the ranks of --processes again from the newest checkpoint, at most this "
           "many times")
-      ->check(not_negative())
+      ->check(not_negative<int64_t>())
       ->needs(processes);
   verb->add_option(
           "--profile", options->profile,
