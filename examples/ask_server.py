@@ -4,8 +4,9 @@ Usage: ask_server.py [PROMPT] [--url URL] [--key KEY] [--experts N...] [--tokens
 """
 
 import argparse
+import sys
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 
 def stream(client, **request):
@@ -29,7 +30,10 @@ def main():
     parser.add_argument("--tokens", type=int, default=40)
     args = parser.parse_args()
     client = OpenAI(base_url=args.url.rstrip("/") + "/v1", api_key=args.key)
-    model = client.models.list().data[0]
+    try:
+        model = client.models.list().data[0]
+    except APIConnectionError:
+        sys.exit(f"{args.url}: no server answers; start one with dtopp serve RUN")
     for target in args.experts:
         experts, usage = stream(client, model=model.id, prompt=args.prompt, max_tokens=args.tokens, seed=1,
                                 extra_body={"target_experts": target})

@@ -160,6 +160,12 @@ def test_the_example_asks_with_several_budgets(server):
     assert 0 < used[0] < used[1] < used[2] == EXPERTS
 
 
+def test_the_example_tells_in_one_line_that_no_server_answers():
+    done = subprocess.run([sys.executable, tiny_run.ROOT / "examples/ask_server.py", "--url", "http://127.0.0.1:9"],
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.startswith("http://127.0.0.1:9: ") and done.stderr.count("\n") == 1
+
+
 def test_two_hundred_clients_get_the_texts_that_each_gets_alone(server):
     cases = [{"prompt": PROMPT[:5 + 3 * i], "seed": i, "temperature": [0, 1.3][i % 2], "max_tokens": 8 + i,
               "extra_body": {"target_experts": 1 + i % EXPERTS} if i % 3 else {}} for i in range(10)]
