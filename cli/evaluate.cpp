@@ -35,7 +35,7 @@ void add_evaluate(CLI::App& app) {
 void add_evaluate_options(CLI::App& verb, EvaluateOptions& options) {
   verb.add_option("--output", options.output,
                   "also write the results as JSON to this file; in a folder, to a file whose name contains "
-                  "the checkpoint's step, the budget and the precision");
+                  "the texts, the checkpoint's step, the budget and the precision");
   verb.add_option("--batch-size", options.batch_size, "sequences or images per batch")
       ->capture_default_str()
       ->check(positive<int64_t>());
@@ -138,9 +138,10 @@ tasks::EvaluatedModel evaluated_model(const EvaluateOptions& options,
 }
 
 std::filesystem::path output_file(const EvaluateOptions& options, const std::string& kind,
-                                  const tasks::EvaluatedModel& model, const distributed::Collectives& ranks) {
+                                  const tasks::EvaluatedModel& model, const distributed::Collectives& ranks,
+                                  const nlohmann::ordered_json& measured) {
   if (options.output.empty() || ranks.rank() > 0) return {};
-  return tasks::results_file(options.output, kind, model);
+  return tasks::results_file(options.output, kind, model, measured);
 }
 
 nlohmann::ordered_json labeled(const tasks::EvaluatedModel& model, const nlohmann::ordered_json& results) {

@@ -1,8 +1,9 @@
 #include "dtopp/tasks/evaluation_files.h"
 
 #include <algorithm>
+#include <array>
+#include <exception>
 #include <limits>
-#include <optional>
 #include <system_error>
 
 #include <nlohmann/json.hpp>
@@ -26,17 +27,32 @@ EvaluatedModel read_model(const Json& json) {
           json.value("p", std::vector<double>()), json.value("precision", "fp32") == "bf16"};
 }
 
-// Returns the model of the results in `file`; nullopt if it holds none.
-std::optional<EvaluatedModel> stored_model(const fs::path& file) {
-  if (path_kind(file) != PathKind::kFile) return std::nullopt;
+bool of_same_texts(const Json& a, const Json& b) {
+  return std::ranges::all_of(std::array{"texts", "by_document", "counts", "counts_seed", "replay_routing"},
+                             [&](const char* key) { return a.value(key, Json()) == b.value(key, Json()); });
+}
+
+// Throws UsageError unless `file` is new or empty, or holds earlier results of the same work.
+void require_replaceable(const fs::path& file, const EvaluatedModel& model, const Json& measured) {
+  if (path_kind(file) == PathKind::kNothing) return;
   const std::string text = read_file(file, kMaxBytes);
+  if (text.empty()) return;
+  EvaluatedModel stored;
+  bool same_texts = false;
   try {
-    return read_model(parse_json(text, file.string()));
-  } catch (const DataError&) {  // NOLINT: not a file of results
-    return std::nullopt;
-  } catch (const Json::exception&) {  // NOLINT: nor this
-    return std::nullopt;
+    const Json json = parse_json(text, file.string());
+    stored = read_model(json);
+    same_texts = of_same_texts(json, measured);
+  } catch (const std::exception&) {  // of the reader, or of a member
+    throw UsageError(file.string() +
+                     ": exists and holds no results of `dtopp evaluate`; name another file, or a folder");
   }
+  if (stored != model)
+    throw UsageError(file.string() + ": holds the results of " + label_of(stored) + ", but these are of " +
+                     label_of(model) + "; name another file, or a folder");
+  if (!same_texts)
+    throw UsageError(file.string() +
+                     ": holds the results of other texts or of other options; name another file");
 }
 
 void read_tasks(const Json& tasks, Evaluation& evaluation) {
@@ -130,17 +146,17 @@ std::string label_of(const EvaluatedModel& model) {
   return model.in_bf16 ? label + ", bf16" : label;
 }
 
-fs::path results_file(const fs::path& output, const std::string& kind, const EvaluatedModel& model) {
-  if (output.has_filename() && path_kind(output) != PathKind::kDirectory) {
-    const auto stored = stored_model(output);
-    if (!stored || *stored == model) return output;
-    throw UsageError(output.string() + ": holds the results of " + label_of(*stored) + ", but these are of " +
-                     label_of(model) + "; name another file, or a folder");
+fs::path results_file(const fs::path& output, const std::string& kind, const EvaluatedModel& model,
+                      const Json& measured) {
+  fs::path file = output;
+  if (!output.has_filename() || path_kind(output) == PathKind::kDirectory) {
+    const std::string step = format("-step-%08lld", static_cast<long long>(model.step));
+    const std::string experts =
+        model.target_experts > 0 ? "-experts-" + format("%g", model.target_experts) : "";
+    file /= kind + step + experts + (model.in_bf16 ? "-bf16" : "") + ".json";
   }
-  const std::string step = format("-step-%08lld", static_cast<long long>(model.step));
-  const std::string experts =
-      model.target_experts > 0 ? "-experts-" + format("%g", model.target_experts) : "";
-  return output / (kind + step + experts + (model.in_bf16 ? "-bf16" : "") + ".json");
+  require_replaceable(file, model, measured);
+  return file;
 }
 
 Evaluations read_evaluations(const fs::path& run) {

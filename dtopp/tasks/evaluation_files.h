@@ -36,13 +36,14 @@ nlohmann::ordered_json to_json(const EvaluatedModel& model);
 // "step 512", or "step 512, 4 experts, bf16" for a target and bf16.
 std::string label_of(const EvaluatedModel& model);
 
-// Returns the file for results of `kind` ("tasks", "text", …). If `output` is a folder, it is
+// Returns the file for results of `kind` ("tasks", "text-novels", …). If `output` is a folder, it is
 // `output`/tasks-step-00000512.json, with "-experts-4" for a target and "-bf16" for bf16; otherwise it is
-// `output`.
+// `output`. `measured` is the part of the results that names the texts and their options.
 //
-// Throws: UsageError if the file holds results of another checkpoint, budget or precision
+// Throws: UsageError if the file holds results of another checkpoint, budget, precision, text or option of a
+//         text, or no results
 std::filesystem::path results_file(const std::filesystem::path& output, const std::string& kind,
-                                   const EvaluatedModel& model);
+                                   const EvaluatedModel& model, const nlohmann::json& measured);
 
 // Results of `evaluate --output` files for one checkpoint and budget, by kind.
 struct TaskScore {

@@ -9,16 +9,18 @@ using namespace dtopp;
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const auto other = fuzz::write_scratch("notes.txt", "not a result");
-  const auto result = fuzz::write_scratch("result.json", fuzz::Input(data, size).rest());
+  const std::string text = fuzz::Input(data, size).rest();
+  const auto result = fuzz::write_scratch("result.json", text);
   const tasks::Evaluations evaluations = tasks::read_evaluations(fuzz::scratch());
   fuzz::require(evaluations.by_model.size() + evaluations.skipped.size() <= 1, "one file has one result");
   for (const auto& [model, unused] : evaluations.by_model) {
     fuzz::require(!tasks::label_of(model).empty(), "a result has a label");
     fuzz::require(tasks::to_json(model).contains("step"), "a result has a step");
-    const auto file = tasks::results_file(fuzz::scratch(), "text", model);
+    const auto file = tasks::results_file(fuzz::scratch(), "text", model, nlohmann::json::object());
     fuzz::require(file.parent_path() == fuzz::scratch(), "a result lies in its folder");
-    fuzz::require(tasks::results_file(result, "text", model) == result, "the same result may be replaced");
+    fuzz::require(tasks::results_file(result, "text", model, nlohmann::json::parse(text)) == result,
+                  "the same result may be replaced");
   }
-  fuzz::accepts([&] { tasks::results_file(result, "text", {512, 4.5, {0.5}}); });
+  fuzz::accepts([&] { tasks::results_file(result, "text", {512, 4.5, {0.5}}, nlohmann::json::object()); });
   return 0;
 }

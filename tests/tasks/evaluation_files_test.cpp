@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
@@ -66,20 +67,43 @@ TEST(EvaluationFiles, that_are_damaged_are_skipped_and_named) {
   EXPECT_THAT(evaluations.skipped, ElementsAre(HasSubstr("a.json: "), HasSubstr("b.json: ")));
 }
 
+const auto kNoTexts = nlohmann::json::object();
+
 TEST(ResultsFile, is_named_for_the_checkpoint_in_a_folder_and_never_another_checkpoints) {
   ScratchDirectory scratch;
-  EXPECT_EQ(results_file(scratch.path(), "tasks", {512}), scratch / "tasks-step-00000512.json");
-  EXPECT_EQ(results_file("new/", "text", {512, 2.5}), "new/text-step-00000512-experts-2.5.json");
-  EXPECT_EQ(results_file("new/", "text", {512, 0, {}, true}), "new/text-step-00000512-bf16.json");
+  EXPECT_EQ(results_file(scratch.path(), "tasks", {512}, kNoTexts), scratch / "tasks-step-00000512.json");
+  EXPECT_EQ(results_file("new/", "text", {512, 2.5}, kNoTexts), "new/text-step-00000512-experts-2.5.json");
+  EXPECT_EQ(results_file("new/", "text", {512, 0, {}, true}, kNoTexts), "new/text-step-00000512-bf16.json");
   const auto file = scratch / "r.json";
-  EXPECT_EQ(results_file(file, "tasks", {512}), file);
+  EXPECT_EQ(results_file(file, "tasks", {512}, kNoTexts), file);
   write_file_atomically(file, std::string(R"({"step": 512, "p": [0.25]})"));
-  EXPECT_EQ(results_file(file, "tasks", {512, 0, {0.25}}), file);
-  EXPECT_THROW(results_file(file, "tasks", {64}), UsageError);
-  EXPECT_THROW(results_file(file, "tasks", {512, 2}), UsageError);
-  EXPECT_THROW(results_file(file, "tasks", {512, 0, {}, true}), UsageError);
-  write_file_atomically(file, std::string("notes"));
-  EXPECT_EQ(results_file(file, "tasks", {64}), file);
+  EXPECT_EQ(results_file(file, "tasks", {512, 0, {0.25}}, kNoTexts), file);
+  EXPECT_THROW(results_file(file, "tasks", {64}, kNoTexts), UsageError);
+  EXPECT_THROW(results_file(file, "tasks", {512, 2}, kNoTexts), UsageError);
+  EXPECT_THROW(results_file(file, "tasks", {512, 0, {}, true}, kNoTexts), UsageError);
+}
+
+TEST(ResultsFile, never_replaces_results_of_other_texts_or_options) {
+  ScratchDirectory scratch;
+  const auto stored = scratch / "text-a-step-00000512.json";
+  write_file_atomically(stored, std::string(R"({"step": 512, "texts": ["x/a.txt"], "nll": 3})"));
+  EXPECT_EQ(results_file(scratch.path(), "text-a", {512}, {{"texts", {"x/a.txt"}}}), stored);
+  for (const nlohmann::json& other : std::vector<nlohmann::json>{
+           kNoTexts, {{"texts", {"y/a.txt"}}}, {{"texts", {"x/a.txt"}}, {"by_document", true}}}) {
+    EXPECT_THROW(results_file(scratch.path(), "text-a", {512}, other), UsageError);
+    EXPECT_THROW(results_file(stored, "text-a", {512}, other), UsageError);
+  }
+}
+
+TEST(ResultsFile, never_replaces_another_file) {
+  ScratchDirectory scratch;
+  const auto file = scratch / "config.yaml";
+  for (const std::string content : {"model:\n  num_layers: 2\n", "{\"a\": 1}", "[]", "7"}) {
+    write_file_atomically(file, content);
+    EXPECT_THROW(results_file(file, "tasks", {64}, kNoTexts), UsageError);
+  }
+  write_file_atomically(file, std::string());
+  EXPECT_EQ(results_file(file, "tasks", {64}, kNoTexts), file);
 }
 
 }  // namespace

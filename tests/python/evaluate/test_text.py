@@ -152,6 +152,31 @@ def test_perplexity_of_a_token_folder_equals_that_of_its_text(trained, tmp_path)
     assert json.loads((tmp_path / "results.json").read_text()) == result
 
 
+def test_texts_and_options_have_files_of_their_own_in_a_folder(trained, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.v2.txt").write_text(TEXT)
+    folder = tmp_path / "results"
+    folder.mkdir()
+    texts = ["--text", tmp_path / "b.v2.txt"]
+    results = [evaluate(trained / "run", tmp_path / "a.v2.txt", "--output", folder, *options)
+               for options in ([], ["--by-document"], texts, [*texts, "--counts", "uniform"])]
+    names = ["text-a.v2", "text-by-document-a.v2", "text-a.v2+b.v2", "text-uniform-a.v2+b.v2"]
+    assert {path.name: json.loads(path.read_text()) for path in folder.iterdir()} == {
+        f"{name}-step-00000006.json": result for name, result in zip(names, results)}
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/a.v2.txt").write_text(TEXT)
+    done = tiny_run.dtopp("evaluate", "text", trained / "run", "--text", tmp_path / "x/a.v2.txt", "--output", folder)
+    assert_refused(done, 2, folder / "text-a.v2-step-00000006.json")
+
+
+def test_a_configuration_is_not_replaced_by_results(trained):
+    config = trained / "run/config.yaml"
+    before = config.read_text()
+    done = tiny_run.dtopp("evaluate", "text", trained / "run", "--text", trained / "source.txt", "--output", config)
+    assert_refused(done, 2, config)
+    assert done.stdout == "" and config.read_text() == before
+
+
 def test_perplexity_does_not_depend_on_the_batch_size(trained):
     one = evaluate(trained / "run", trained / "tokens", "--batch-size", "1")
     many = evaluate(trained / "run", trained / "tokens", "--batch-size", "7")

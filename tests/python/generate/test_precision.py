@@ -75,7 +75,7 @@ def test_evaluated_text_has_the_loss_of_fp32_but_for_the_rounding_of_transformer
                               tmp_path / "text.txt", "--output", tmp_path, "--json")
         assert done.returncode == 0, done.stderr
         results[precision] = json.loads(done.stdout)
-        file = tmp_path / f"text-step-00000060{'' if precision == 'fp32' else '-bf16'}.json"
+        file = tmp_path / f"text-text-step-00000060{'' if precision == 'fp32' else '-bf16'}.json"
         assert json.loads(file.read_text()) == results[precision]
     assert "precision" not in results["fp32"] and results["bf16"]["precision"] == "bf16"
     end_of_text = TOKENIZER.token_to_id("<|endoftext|>")
