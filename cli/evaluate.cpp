@@ -35,7 +35,8 @@ void add_evaluate(CLI::App& app) {
 void add_evaluate_options(CLI::App& verb, EvaluateOptions& options) {
   verb.add_option("--output", options.output,
                   "also write the results as JSON to this file; in a folder, to a file whose name contains "
-                  "the texts, the checkpoint's step, the budget and the precision");
+                  "the texts, the checkpoint's step, the budget and the precision")
+      ->check(in_existing_folder());
   verb.add_option("--batch-size", options.batch_size, "sequences or images per batch")
       ->capture_default_str()
       ->check(positive<int64_t>());

@@ -197,7 +197,8 @@ void add_evaluate_tasks(CLI::App& evaluate) {
   verb->add_option("--data", options->data, "folder with the task files, NAME.jsonl[.gz|.zst]")->required();
   verb->add_option("--limit", options->limit, "evaluate only the first LIMIT items per data set")
       ->check(positive<int64_t>());
-  verb->add_option("--dump", options->dump, "write one JSON line per item, with its prompt, to this file");
+  verb->add_option("--dump", options->dump, "write one JSON line per item, with its prompt, to this file")
+      ->check(in_existing_folder());
   verb->add_flag("--paper", options->paper,
                  "show the results of the paper's 1.3B models beside those of this model");
   add_sweep_option(*verb, options->sweep, {"--target-experts", "--dump", "--paper"});

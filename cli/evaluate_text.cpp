@@ -224,7 +224,8 @@ void add_evaluate_text(CLI::App& evaluate) {
   add_inference_options(*verb, options->inference, "the text that is evaluated");
   add_text_option(*verb, options->texts);
   verb->add_option("--dump-routing", options->dump_routing,
-                   "write the experts of each token and layer to this safetensors file");
+                   "write the experts of each token and layer to this safetensors file")
+      ->check(in_existing_folder());
   verb->add_option("--replay-routing", options->replay_routing,
                    "use the experts of a --dump-routing file instead of the router's selection")
       ->excludes(verb->get_option("--target-experts"));

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstdint>
+#include <filesystem>
 #include <limits>
 #include <set>
 #include <string>
@@ -15,6 +16,7 @@
 #include <CLI/CLI.hpp>
 
 #include "dtopp/base/enum_name.h"
+#include "dtopp/base/path_kind.h"
 
 namespace dtopp::cli {
 
@@ -60,6 +62,16 @@ inline CLI::Validator finite_number() {
 
 inline CLI::Validator not_empty() {
   return {[](const std::string& text) { return text.empty() ? "is empty" : ""; }, ""};
+}
+
+// Requires that the folder of a file to write exists, before any work is lost.
+inline CLI::Validator in_existing_folder() {
+  return {[](std::string& file) -> std::string {
+            const std::filesystem::path folder = std::filesystem::path(file).parent_path();
+            if (folder.empty() || path_kind(folder) == PathKind::kDirectory) return "";
+            return file + ": there is no folder " + folder.string() + "; create it";
+          },
+          ""};
 }
 
 // For transform(): accepts a name of the enumeration and replaces it by its value.

@@ -111,6 +111,10 @@ void require_writable(const fs::path& output, const inference::PictureRequest& r
   if (grid && !fits(grid_size_of(request), layout.shape))
     throw UsageError("--output " + output.string() + ": " + std::to_string(request.count) +
                      " pictures do not fit in one grid; reduce the number, or name a folder or an .npz file");
+  const fs::path folder = output.parent_path();
+  if ((npz || grid) && !folder.empty() && path_kind(folder) != PathKind::kDirectory)
+    throw UsageError("--output " + output.string() + ": there is no folder " + folder.string() +
+                     "; create it");
   if (!npz && !grid && path_kind(output) != PathKind::kNothing)
     throw UsageError("--output " + output.string() + ": already exists; name a new folder");
 }

@@ -9,7 +9,7 @@
 namespace dtopp::eval {
 
 // Throws UsageError if the pictures cannot be written to `output`: latents as pictures, too many pictures for
-// a grid, or a folder that already exists.
+// a grid, a folder that already exists, or a file in a missing folder.
 void require_writable(const std::filesystem::path& output, const inference::PictureRequest& request,
                       const data::ImageLayout& layout);
 

@@ -177,6 +177,13 @@ def test_a_configuration_is_not_replaced_by_results(trained):
     assert done.stdout == "" and config.read_text() == before
 
 
+@pytest.mark.parametrize("option", ["--output", "--dump-routing"])
+def test_a_file_in_a_missing_folder_is_refused_before_the_evaluation(trained, tmp_path, option):
+    done = tiny_run.dtopp("evaluate", "text", trained / "run", "--text", trained / "source.txt", option, tmp_path / "none/a.json")
+    assert_refused(done, 2, [option, tmp_path / "none"])
+    assert done.stdout == ""
+
+
 def test_perplexity_does_not_depend_on_the_batch_size(trained):
     one = evaluate(trained / "run", trained / "tokens", "--batch-size", "1")
     many = evaluate(trained / "run", trained / "tokens", "--batch-size", "7")

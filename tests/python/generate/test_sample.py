@@ -190,6 +190,11 @@ def test_what_is_there_is_not_overwritten_by_a_folder(pixels, tmp_path):
     assert not list((tmp_path / "folder").iterdir())
 
 
+@pytest.mark.parametrize("name", ["a.png", "a.npz"])
+def test_a_file_in_a_missing_folder_is_refused_before_it_is_computed(pixels, name, tmp_path):
+    assert_refused(sample(pixels, tmp_path / "none" / name, "--count", 1, status=2), 2, ["--output", tmp_path / "none"])
+
+
 def test_latents_are_no_pictures(latents, tmp_path):
     name, directory = latents
     if name == "text":
