@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 
 #include "cli/evaluate.h"
 #include "cli/option_checks.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/path_kind.h"
 #include "dtopp/eval/perplexity.h"
 #include "dtopp/eval/routing_file.h"
@@ -131,7 +133,18 @@ eval::Perplexity perplexity_of(const TextOptions& options, const MeasuredText& m
   watch.begin("text", "tok",
               std::max<uint64_t>(measured.text.size(), 1) - 1);  // without the first, which is not predicted
   how.end_of_text = measured.end_of_text;
-  return eval::measure_perplexity(model, measured.text, options.batch_size, ranks, watch, how);
+  eval::Perplexity result =
+      eval::measure_perplexity(model, measured.text, options.batch_size, ranks, watch, how);
+  watch.end();
+  result.nll = without_nan_sign(result.nll);
+  for (eval::SourcePerplexity& source : result.sources) source.nll = without_nan_sign(source.nll);
+  if (ranks.rank() == 0 && !std::isfinite(result.nll))
+    std::fprintf(
+        stderr,
+        "dtopp: warning: %s: the loss is not finite, so the model's parameters are not usable; use an "
+        "earlier checkpoint\n",
+        options.inference.checkpoint.c_str());
+  return result;
 }
 
 eval::CountsRule counts_rule(const TextOptions& options) {

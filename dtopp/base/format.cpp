@@ -40,6 +40,8 @@ std::string format(const char* pattern, ...) {
   return text;
 }
 
+double without_nan_sign(double value) { return std::isnan(value) ? std::abs(value) : value; }
+
 std::string format_duration(double seconds) {
   constexpr double kMinute = 60;
   constexpr double kHour = 3600;

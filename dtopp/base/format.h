@@ -8,6 +8,9 @@ namespace dtopp {
 // Returns the text that printf would print.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
+// Removes the sign of NaN, which printf shows as "-nan".
+double without_nan_sign(double value);
+
 // Seconds as one or two units: "0.4s", "12s", "2m10s", "3h05m", "4d07h". "?" for a negative, NaN or infinite
 // value.
 std::string format_duration(double seconds);

@@ -58,13 +58,13 @@ std::string device_line(const std::string& device, const std::string& precision,
 std::string console_line(const config::RunConfig& config, int64_t step, const StepResult& result,
                          const StepRates& rates) {
   std::string line = "step " + std::to_string(step) + "/" + std::to_string(config.training.steps);
-  line.append(format(" | loss %.3f", result.loss));
+  line.append(format(" | loss %.3f", without_nan_sign(result.loss)));
   if (result.skipped) line.append(" | skipped");
   line.append(" | ").append(format_count(rates.tokens_per_second)).append(" tok/s");
   line.append(" | ").append(format_duration(rates.seconds));
   line.append(", ").append(format_duration(rates.seconds_left)).append(" left");
   line.append(routing_text(config, result));
-  line.append(format(" | grad %.2f", result.grad_norm));
+  line.append(format(" | grad %.2f", without_nan_sign(result.grad_norm)));
   if (!result.skipped) line.append(" | lr ").append(scientific(result.lr));
   if (rates.mfu_of_peak) line.append(format(" | MFU %.0f %%", *rates.mfu_of_peak * 100));
   return line.append(" | ").append(format_bytes(static_cast<double>(rates.memory_bytes)));
@@ -73,11 +73,13 @@ std::string console_line(const config::RunConfig& config, int64_t step, const St
 std::string validation_line(int64_t step, const models::ValidationResult* loss,
                             const Measurements& measured) {
   std::string parts;
-  const auto add = [&](const std::string& part) { parts += (parts.empty() ? " " : ", ") + part; };
-  if (loss != nullptr) add("loss " + std::to_string(loss->loss));
+  const auto add = [&](const std::string& name, double value) {
+    parts += (parts.empty() ? " " : ", ") + name + " " + std::to_string(without_nan_sign(value));
+  };
+  if (loss != nullptr) add("loss", loss->loss);
   if (loss != nullptr && loss->activations.num_layers() > 0)
-    add("active experts " + std::to_string(loss->activations.summary().mean));
-  for (const auto& [name, value] : measured) add(name + " " + std::to_string(value));
+    add("active experts", loss->activations.summary().mean);
+  for (const auto& [name, value] : measured) add(name, value);
   return "validation at step " + std::to_string(step) + ":" + parts;
 }
 
@@ -103,7 +105,8 @@ std::string given_up_line(const config::RunConfig& config, const StepResult& res
                           const std::filesystem::path& checkpoint) {
   return "step " + std::to_string(result.step) + ": " + std::to_string(result.consecutive_skips) +
          " non-finite steps in a row (training.max_skips " + std::to_string(config.training.max_skips) +
-         "); lower optimizer.lr or check the data; the last good parameters are in " + checkpoint.string();
+         "); lower optimizer.lr or check the data; the parameters before the skipped steps are in " +
+         checkpoint.string();
 }
 
 }  // namespace dtopp::train

@@ -38,7 +38,7 @@ std::string skipped_line(const StepResult& result, const std::string& output);
 // that ran out of memory, the line names half of that size.
 std::string out_of_memory_line(const config::RunConfig& config, std::optional<int64_t> planned);
 
-// The reason for ending a run with non-finite steps, and the location of its last good parameters.
+// The reason for ending a run with non-finite steps, and the location of the parameters before them.
 std::string given_up_line(const config::RunConfig& config, const StepResult& result,
                           const std::filesystem::path& checkpoint);
 

@@ -1,5 +1,7 @@
 #include "dtopp/train/console_line.h"
 
+#include <limits>
+
 #include <gtest/gtest.h>
 
 namespace dtopp::train {
@@ -39,6 +41,15 @@ TEST(ConsoleLine, shows_the_step_its_losses_routing_and_speed) {
   EXPECT_EQ(console_line(config_of(config::RoutingMethod::kDTopP), 120, routed_step(2, {0.4123}), kRates),
             "step 120/300 | loss 5.123 | 5.12k tok/s | 1m27s, 2m10s left | experts 4.02/4 | p 0.412 | "
             "imbalance 1.2 | grad 0.84 | lr 2.9e-3 | 1.2 GB");
+}
+
+TEST(ConsoleLine, shows_nan_without_a_sign) {
+  StepResult step = routed_step(2, {0.4123});
+  step.loss = step.grad_norm = -std::numeric_limits<double>::quiet_NaN();
+  const std::string line = console_line(config_of(config::RoutingMethod::kDTopP), 120, step, kRates);
+  EXPECT_NE(line.find("loss nan"), std::string::npos) << line;
+  EXPECT_NE(line.find("grad nan"), std::string::npos) << line;
+  EXPECT_EQ(validation_line(120, nullptr, {{"accuracy", step.loss}}), "validation at step 120: accuracy nan");
 }
 
 // The rate measured at the start is too low if other work ran then, and MFU would exceed 100 %.

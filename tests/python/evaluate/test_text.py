@@ -7,13 +7,16 @@ import math
 import os
 import shutil
 
+import numpy as np
 import pytest
 import reference_model
 import tiny_run
 import tokenizers
 import torch
+from manifests import write_manifest
 from needs import needs_program
 from refusal import assert_refused
+from safetensors.numpy import load_file, save_file
 
 pytestmark = needs_program
 
@@ -182,6 +185,19 @@ def test_a_file_in_a_missing_folder_is_refused_before_the_evaluation(trained, tm
     done = tiny_run.dtopp("evaluate", "text", trained / "run", "--text", trained / "source.txt", option, tmp_path / "none/a.json")
     assert_refused(done, 2, [option, tmp_path / "none"])
     assert done.stdout == ""
+
+
+def test_a_loss_that_is_not_finite_has_a_warning(trained, tmp_path):
+    run = shutil.copytree(trained / "run", tmp_path / "run")
+    checkpoint = sorted((run / "checkpoints").iterdir())[-1]
+    parameters = load_file(checkpoint / "model.safetensors")
+    name = next(name for name in parameters if name.endswith("norm.weight") and "layers" not in name)
+    parameters[name] = np.full_like(parameters[name], -math.nan)
+    save_file(parameters, checkpoint / "model.safetensors")
+    write_manifest(checkpoint, "dtopp checkpoint 1")
+    done = tiny_run.dtopp("evaluate", "text", run, "--text", trained / "source.txt")
+    assert done.returncode == 0 and "nll          nan nats" in done.stdout, done.stdout + done.stderr
+    assert [str(run) in line for line in done.stderr.splitlines() if "warning" in line] == [True]
 
 
 def test_perplexity_does_not_depend_on_the_batch_size(trained):
