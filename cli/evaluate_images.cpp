@@ -80,7 +80,8 @@ void add_evaluate_images(CLI::App& evaluate) {
                    "mean number of active experts per token, for which p is solved on the first images")
       ->check(positive<double>());
   verb->add_option("--images", options->images, "folder of prepared images")->required();
-  verb->add_option("--limit", options->limit, "measure only the first LIMIT images")->check(positive<int64_t>());
+  verb->add_option("--limit", options->limit, "measure only the first LIMIT images")
+      ->check(positive<int64_t>());
   verb->add_option("--dump", options->dump, "write images, noise, t and predictions to this safetensors file")
       ->check(in_existing_folder());
   add_evaluate_options(*verb, *options);

@@ -132,16 +132,16 @@ TEST_P(GoldenPrompts, first_prompts_equal_the_golden_ones) {
     const auto exemplars = draw_exemplars(num_items, task.shots, index + 1).back();
     EXPECT_EQ(json(exemplars), golden["fewshot"]);
     const PromptText text = make_prompt_text(task, data->items, index, exemplars);
-    EXPECT_EQ(text.preamble, golden["prompt"]);
+    EXPECT_EQ(json(text.preamble), golden["prompt"]);
     const Request request = make_requests(task, *data, shipped_tokenizer(), index + 1).back();
     const bool generates = task.type == TaskType::kGeneration;
     EXPECT_EQ(text.continuations.empty(), generates);
     for (size_t choice = 0; choice < golden["contexts"].size(); ++choice) {
-      EXPECT_EQ(text.contexts[text.contexts.size() == 1 ? 0 : choice], golden["contexts"][choice]);
+      EXPECT_EQ(json(text.contexts[text.contexts.size() == 1 ? 0 : choice]), golden["contexts"][choice]);
       EXPECT_EQ(json(request.context(choice)), golden["context_tokens"][choice]);
       const Ids continuation = generates ? Ids() : request.continuations.at(choice);
       EXPECT_EQ(json(continuation), golden["continuation_tokens"][choice]);
-      EXPECT_EQ(generates ? "" : text.continuations[choice], golden["continuations"][choice]);
+      EXPECT_EQ(json(generates ? "" : text.continuations[choice]), golden["continuations"][choice]);
       const auto untrimmed =
           static_cast<int64_t>(request.context(choice).size() + continuation.size()) + request.cut(choice);
       EXPECT_EQ(untrimmed, golden["untrimmed_len"][choice]);
@@ -205,7 +205,7 @@ TEST_P(GoldenPrompts, all_sequences_have_the_golden_checksum) {
   EXPECT_EQ(summary.cont_tokens, golden["cont_tokens"]);
   EXPECT_EQ(summary.max_untrimmed, golden["max_untrimmed"]);
   EXPECT_EQ(summary.gen_budget, golden["gen_budget"]);
-  EXPECT_EQ(summary.digest.hexdigest(), golden["sha256"]);
+  EXPECT_EQ(json(summary.digest.hexdigest()), golden["sha256"]);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GoldenPrompts, testing::ValuesIn(task_names()),
