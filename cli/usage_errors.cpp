@@ -28,6 +28,12 @@ std::vector<std::string> options_of(const CLI::App& app) {
   return names;
 }
 
+std::string list_of(const std::vector<std::string>& names) {
+  std::string list;
+  for (const std::string& name : names) list.append(list.empty() ? "" : ", ").append(name);
+  return list;
+}
+
 std::string unknown(const char* what, const std::string& word, const std::vector<std::string>& known) {
   return "unknown " + std::string(what) + " " + config::quote_for_message(word) + "; " +
          config::suggest(word, known, "known:", known);
@@ -52,8 +58,16 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
     if (const std::string hint = override_hint(verb, word); word.starts_with("-") && !hint.empty())
       return "unknown option " + config::quote_for_message(word) + "; " + hint;
     if (word.starts_with("-")) return unknown("option", word.substr(0, word.find('=')), options_of(verb));
-    if (!verbs_of(verb).empty()) return unknown("command", word, verbs_of(verb));
+    const std::vector<std::string> verbs = verbs_of(verb);
+    const bool is_nested = verb.get_parent() != nullptr;  // "prepare", "evaluate", "convert"
+    if (is_nested && verb.get_require_subcommand_min() > 0 && config::nearest_key(word, verbs).empty())
+      return verb.get_name() + " needs a command before " + config::quote_for_message(word) + ": " +
+             list_of(verbs);
+    if (!verbs.empty()) return unknown("command", word, verbs);
   }
+  if (verb.get_require_subcommand_min() > 0)
+    return verb.get_parent() == nullptr ? "a command is required"
+                                        : verb.get_name() + " needs a command: " + list_of(verbs_of(verb));
   const bool excludes = dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr;
   return std::string(error.what()) + (excludes ? "; give one of them" : "");
 }

@@ -13,7 +13,7 @@ constexpr int64_t kLargest = int64_t{1} << 31;
 constexpr int64_t kMostExperts = 1 << 16;
 
 void require_size(const char* key, int64_t value, int64_t largest = kLargest) {
-  if (value == 0) throw InvalidValue(key, "is missing; a model has no default size");
+  if (value == 0) throw MissingValue(key, "is missing; a model has no default size");
   if (value < 1 || value > largest)
     throw InvalidValue(key, "must lie in [1, " + std::to_string(largest) + "], is " + std::to_string(value));
 }

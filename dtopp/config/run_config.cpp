@@ -112,6 +112,13 @@ void insert_method(std::string& text, const std::string& method) {
   if (at != std::string::npos) text.replace(at, kPlaceholder.size(), method);
 }
 
+// Returns whether "section.key" is in the tree.
+bool is_set(const ConfigNode& tree, const std::string& key) {
+  const size_t dot = key.find('.');
+  const ConfigNode* section = tree.find(key.substr(0, dot));
+  return section != nullptr && section->find(key.substr(dot + 1)) != nullptr;
+}
+
 void refuse_study(const ConfigNode& tree) {
   for (const char* key : {"variants", "seeds", "measure"}) {
     if (const ConfigNode* node = tree.find(key))
@@ -133,6 +140,9 @@ RunConfig read_run_config(ConfigNode tree, bool trains) {
   try {
     validate_values(config);
     if (trains) validate(config);
+  } catch (const MissingValue& error) {
+    if (!is_set(tree, error.key)) throw UsageError(tree.location() + ": " + error.what());
+    throw UsageError(location_of(tree, error.key) + ": " + error.key + ": must be at least 1, is 0");
   } catch (const InvalidValue& error) {
     throw UsageError(location_of(tree, error.key) + ": " + error.what());
   }

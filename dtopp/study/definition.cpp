@@ -195,6 +195,15 @@ void check(const DefinitionFields& file, const config::ConfigNode& tree) {
   require(smallest == file.seeds.end() || *smallest >= 0, "seeds", "must not be negative");
 }
 
+void refuse_run(const config::ConfigNode& tree) {
+  if (tree.find("measure") != nullptr) return;
+  for (const char* key : {"model", "routing", "optimizer", "data", "training"}) {
+    if (const config::ConfigNode* node = tree.find(key))
+      throw UsageError(node->location() + ": " + key +
+                       ": belongs to the configuration of a run, not to a study; use dtopp train");
+  }
+}
+
 Claims claims_of(const DefinitionFields& file) {
   Claims claims;
   for (const char* key : {"training.seed", "output", "name"}) claims.share(key, "the study itself");
@@ -217,6 +226,7 @@ Claims claims_of(const DefinitionFields& file) {
 
 Study load_study(const std::filesystem::path& file, const std::vector<std::string>& arguments) {
   config::ConfigNode tree = config::read_config_file(file);
+  refuse_run(tree);
   std::vector<int64_t> seeds_of_file;
   if (const config::ConfigNode* seeds = tree.find("seeds"); seeds != nullptr)
     config::detail::read_value(*seeds, "seeds", seeds_of_file);

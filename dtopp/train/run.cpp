@@ -283,7 +283,7 @@ void Run::stop_here() {
   }
   cluster_.begin(trainer_.state().step, "save");
   saver_.wait();
-  const std::string cause = stop_.is_past_deadline() ? "training.max_hours are over: " : "";
+  const std::string cause = stop_.is_past_deadline() ? "training.max_hours has passed: " : "";
   throw Stopped(cause + "stopped at step " + std::to_string(trainer_.state().step) + ", saved as " +
                 saver_.newest_checkpoint().string() + "; run the same command again to resume");
 }

@@ -129,9 +129,8 @@ void require_same_trunk(const checkpoint::Checkpoint& checkpoint, const config::
     throw UsageError(what + " has another configuration (different: " + keys +
                      "); use the values of that run");
   if (checkpoint.state().step >= here.training.steps)
-    throw UsageError(what + " has made " + std::to_string(checkpoint.state().step) +
-                     " steps, training.steps " + std::to_string(here.training.steps) +
-                     " leaves none; raise it");
+    throw UsageError(what + " already has " + std::to_string(checkpoint.state().step) +
+                     " steps; set training.steps above " + std::to_string(checkpoint.state().step));
 }
 
 void warn_of_other_past(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& there,

@@ -37,6 +37,7 @@ TEST_F(RunConfigTest, a_missing_size_is_named) {
 TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
   const std::map<std::vector<std::string>, std::string> cases = {
       {{"model.hidden_size=-2"}, "model.hidden_size: must lie in [1, 1048576], is -2"},
+      {{"model.hidden_size=0"}, "model.hidden_size: must be at least 1, is 0"},
       {{"model.num_layers=-1"}, "model.num_layers: must lie in [1, 16384], is -1"},
       {{"model.num_heads=3"}, "model.num_heads: 3 heads do not divide hidden_size 2048"},
       {{"model.num_heads=2048"},

@@ -134,6 +134,11 @@ TEST_F(StudyDefinition, names_what_it_does_not_know_with_its_line_and_the_neares
   EXPECT_THAT(refusal(kHead, {"training.stepz=4"}), HasSubstr("did you mean training.steps?"));
 }
 
+TEST_F(StudyDefinition, refuses_the_configuration_of_a_run) {
+  EXPECT_THAT(refusal("base: base.yaml\nmodel: {num_layers: 2}\n"),
+              MatchesRegex(".*/study.yaml:2: model: belongs to the configuration of a run, .*dtopp train"));
+}
+
 TEST_F(StudyDefinition, refuses_what_would_set_one_key_twice) {
   EXPECT_THAT(refusal(kHead + "variants: {a: {model: {num_experts: 4}}}\ngrid: {model.num_experts: [4]}\n"),
               HasSubstr("study.yaml:4: model.num_experts: conflicts with the value that grid sets"));

@@ -70,7 +70,8 @@ def test_wrong_usage_exits_2(tmp_path):
     (["--verison"], ["'--verison'", "--version?"]),
     (["evaluate", "tasks", "run", "--taks=copa"], ["'--taks'", "--tasks?"]),
     (["plan", "configs/quickstart.yaml", "--rank", "2"], ["'--rank'", "--ranks?"]),
-    ([], "dtopp --help"),
+    ([], ["a command is required", "dtopp --help"]),
+    (["evaluate", "runs/quickstart"], ["evaluate needs a command before 'runs/quickstart'", "tasks, text, experts, images"]),
 ])
 def test_mistyped_words_are_named_with_the_nearest_one(arguments, names):
     fails(2, names, *arguments)
