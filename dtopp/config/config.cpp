@@ -157,6 +157,17 @@ std::string plain_text(const ConfigNode& node, const std::string& key, const std
   return node.text;
 }
 
+std::string choice_text(const ConfigNode& node, const std::string& key,
+                        const std::vector<std::string>& choices) {
+  std::string list;
+  for (const std::string& choice : choices) list.append(list.empty() ? "one of " : ", ").append(choice);
+  std::string text = plain_text(node, key, list);
+  if (std::ranges::find(choices, text) != choices.end()) return text;
+  const std::string nearest = nearest_key(text, choices);
+  throw UsageError(node.location() + ": " + key + ": expected " + list + ", got " + describe(node) +
+                   (nearest.empty() ? "" : "; did you mean " + nearest + "?"));
+}
+
 void read_value(const ConfigNode& node, const std::string& key, bool& value) {
   const std::string text = plain_text(node, key, "true or false");
   if (text != "true" && text != "false") throw_wrong_type(node, key, "true or false");

@@ -54,6 +54,9 @@ std::string join_key(const std::string& section, std::string_view name);
 
 // The text of an unquoted scalar. Throws the error for a wrong type if the node is anything else.
 std::string plain_text(const ConfigNode& node, const std::string& key, const std::string& expected);
+// The same for a text that is one of `choices`. The error suggests the nearest one.
+std::string choice_text(const ConfigNode& node, const std::string& key,
+                        const std::vector<std::string>& choices);
 
 void read_value(const ConfigNode& node, const std::string& key, bool& value);
 void read_value(const ConfigNode& node, const std::string& key, int64_t& value);
@@ -66,12 +69,9 @@ void read_value(const ConfigNode& node, const std::string& key, std::vector<std:
 template <class T>
 requires std::is_enum_v<T>
 void read_value(const ConfigNode& node, const std::string& key, T& value) {
-  std::string choices;
-  for (const auto& [choice, name] : enum_names(value))
-    choices.append(choices.empty() ? "one of " : ", ").append(name);
-  const std::optional<T> choice = enum_named<T>(plain_text(node, key, choices));
-  if (!choice) throw_wrong_type(node, key, choices);
-  value = *choice;
+  std::vector<std::string> choices;
+  for (const auto& [choice, name] : enum_names(value)) choices.emplace_back(name);
+  value = enum_named<T>(choice_text(node, key, choices)).value();
 }
 
 std::string print_value(bool value);

@@ -72,7 +72,7 @@ TEST_F(RunConfigTest, impossible_values_name_the_key_and_the_bound) {
        "optimizer.decay_steps: 501 is above training.steps 3000 minus optimizer.warmup_steps 2500"},
       {{"optimizer.decay_steps=-1"}, "optimizer.decay_steps: must be at least 0, is -1"},
       {{"optimizer.schedule=wds"},
-       "optimizer.schedule: expected one of cosine, wsd, constant, linear, got 'wds'"},
+       "optimizer.schedule: expected one of cosine, wsd, constant, linear, got 'wds'; did you mean wsd?"},
       {{"training.initialize_from=a", "training.cooldown_from=b"},
        "training.initialize_from: a run starts with another run's parameters or resumes that run "
        "(training.cooldown_from); set one of them"},
@@ -157,7 +157,7 @@ TEST_F(RunConfigTest, mistyped_keys_are_answered_with_the_nearest) {
   EXPECT_EQ(error({"training.learning_rate=1"}).find("argument 'training.learning_rate=1': unknown key"), 0U);
   EXPECT_EQ(error({"routing.method=topk"}),
             "argument 'routing.method=topk': routing.method: expected one of top_k, top_k_bias, top_p, "
-            "dtop_p, dtop_p_bias, relu, expert_threshold, hash, got 'topk'");
+            "dtop_p, dtop_p_bias, relu, expert_threshold, hash, got 'topk'; did you mean top_k?");
 }
 
 TEST_F(RunConfigTest, decay_steps_are_judged_for_wsd_alone) {
