@@ -149,8 +149,7 @@ void add_sample(CLI::App& app) {
   inference::PictureRequest& request = options->request;
   verb->add_option("--classes", request.classes,
                    "class numbers to cycle through, e.g. 0,3 (default: all classes)")
-      ->delimiter(',')
-      ->check(not_negative<int64_t>());
+      ->delimiter(',');
   verb->add_option("--text-embeddings", options->text_embeddings,
                    "safetensors file with \"text\" [texts, tokens, size], the texts to cycle through");
   verb->add_option("--count", request.count, "number of pictures")->required()->check(positive<int64_t>());
