@@ -73,7 +73,7 @@ def test_a_learning_rate_that_does_not_join_is_said(trunk, tmp_path):
 @pytest.mark.parametrize("overrides, names", [
     (["model.hidden_size=64"], "model.hidden_size"),
     (["routing.experts=4", "training.seed=9"], "routing.experts, training.seed"),
-    (["training.steps=4", "optimizer.decay_steps=1"], "training.steps 4"),
+    (["training.steps=4", "optimizer.decay_steps=1"], "set training.steps above 4"),
     (["training.cooldown_from=nowhere"], "training.cooldown_from: nowhere"),
     (["training.initialize_from=elsewhere"], "training.initialize_from"),
 ])
