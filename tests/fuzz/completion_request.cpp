@@ -41,9 +41,11 @@ static void require_limits(const serve::CompletionRequest& request, const serve:
   fuzz::require(request.prompt_texts.size() == request.prompts.size(), "each prompt has a text");
   for (const std::string& text : request.prompt_texts)
     fuzz::require(!data::find_invalid_utf8(text), "a prompt's text is UTF-8");
-  const auto sequences = serve::sequences_of(request, model);
+  const auto sequences = serve::sequences_of(request);
   fuzz::require(!sequences.empty() && sequences.size() <= model.most_choices, "choices are limited");
   fuzz::require(sequences.size() == request.prompts.size() * static_cast<size_t>(request.n), "n per prompt");
+  fuzz::require(!request.target_experts || model.budgets.contains(*request.target_experts),
+                "a budget is known");
   for (const inference::SequenceInput& sequence : sequences) {
     fuzz::require(!sequence.ids.empty() && sequence.max_tokens >= 1, "a sequence computes a token");
     fuzz::require(static_cast<int64_t>(sequence.ids.size()) + request.max_tokens <= model.sequence_length,
@@ -64,7 +66,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t kind = input.choice(3);
   model.num_experts = kind == 0 ? 0 : 3;  // dense, without solved thresholds, with them
   model.largest_budget = model.num_experts;
-  model.budgets.resize(kind == 2 ? 3 : 0);
+  if (kind == 2) model.budgets = {1, 2, 3};
   try {
     require_limits(serve::read_completion_request(input.rest(), model, tokenizer), model);
   } catch (const serve::ApiError& error) {
