@@ -60,15 +60,16 @@ class Terminal {
     if (::openpty(&screen_, &end, nullptr, nullptr, &size) != 0) throw std::runtime_error("no terminal");
     stream_ = ::fdopen(end, "w");
   }
-  ~Terminal() {
-    std::fclose(stream_);
-    ::close(screen_);
-  }
+  ~Terminal() { ::close(screen_); }
   std::FILE* stream() const { return stream_; }
-  std::string text() const {
+  // Closes the stream, because a read before may miss what the kernel still passes on.
+  std::string text() {
+    std::fclose(stream_);
+    std::string text;
     char bytes[4096];
-    const auto count = ::read(screen_, bytes, sizeof bytes);
-    return {bytes, static_cast<size_t>(std::max<ssize_t>(count, 0))};
+    for (ssize_t count = 0; (count = ::read(screen_, bytes, sizeof bytes)) > 0;)
+      text.append(bytes, static_cast<size_t>(count));
+    return text;
   }
 
  private:
@@ -77,7 +78,7 @@ class Terminal {
 };
 
 TEST(StatusLine, fits_into_one_line_of_the_terminal_and_makes_room_for_a_message) {
-  const Terminal terminal(20);
+  Terminal terminal(20);
   {
     const ConsoleLog log(terminal.stream());
     log.status("step 1/2 | " + std::string(40, 'x'));
