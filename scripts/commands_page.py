@@ -30,7 +30,7 @@ def entries(text, section):
         if line.startswith(" " * INDENT):
             found[-1][1] += " " + line.strip()
             continue
-        entry = re.sub(r"(?<! in) \[([^]]*)\] (?: (?=\S))?", r"=\1 ", line).strip()  # CLI11 2.4 prints a default as [8]
+        entry = re.sub(r"(?<! in) \[([^]]*)\](?: (?= \S)|(?=\s|$))", r"=\1", line).strip()  # CLI11 2.4 prints a default as [8]
         if "  " in entry:
             found.append(re.split(r" {2,}", entry, maxsplit=1))
         elif following.startswith(" " * INDENT):  # a name that is too long for its column
