@@ -30,7 +30,7 @@ def entries(text, section):
         if line.startswith(" " * INDENT):
             found[-1][1] += " " + line.strip()
             continue
-        if line[INDENT - 2 : INDENT] == "] ":  # a default that fills its column
+        if line[INDENT - 2 : INDENT] == "] " and not re.match("Excludes|Needs", line[INDENT:]):  # a default fills its column
             line = line[:INDENT] + "  " + line[INDENT:]
         entry = re.sub(r"(?<! in) \[([^]]*)\](?: (?= \S)|(?=\s|$))", r"=\1", line).strip()  # CLI11 2.4 prints a default as [8]
         if "  " in entry:
