@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/eval/in_training/training_tokenizer.h"
+#include "dtopp/eval/in_training/training_model.h"
 #include "dtopp/eval/scoring.h"
 #include "dtopp/tasks/results.h"
 #include "dtopp/tasks/task_requests.h"
@@ -36,12 +36,7 @@ class Probes final : public train::Periodic {
 
   std::optional<train::Measurements> run(train::Trainer& trainer, const StopToken& stop) override {
     const at::NoGradGuard no_grad;
-    const models::ParameterLookup parameter = [&](const std::string& name) {
-      return trainer.parameters().main_param(name);
-    };
-    inference::InferenceModel model{
-        config_, models::bind_language_model(config_.model, config_.routing, parameter), trainer.routing()};
-    model.model.end_of_text = tokenizer_.end_of_text();
+    const inference::InferenceModel model = training_model(config_, trainer, tokenizer_);
     train::Measurements measured;
     for (const tasks::TaskRequests& requests : tasks_) {
       const auto share = accuracy(model, requests, trainer.ranks(), stop);

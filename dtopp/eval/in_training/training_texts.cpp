@@ -7,7 +7,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/path_kind.h"
 #include "dtopp/checkpoint/checkpoint_layout.h"
-#include "dtopp/eval/in_training/training_tokenizer.h"
+#include "dtopp/eval/in_training/training_model.h"
 #include "dtopp/inference/generator.h"
 
 namespace dtopp::eval {
@@ -45,12 +45,7 @@ class TrainingTexts final : public train::Periodic {
 
   std::optional<train::Measurements> run(train::Trainer& trainer, const StopToken& /*stop*/) override {
     const at::NoGradGuard no_grad;
-    const models::ParameterLookup parameter = [&](const std::string& name) {
-      return trainer.parameters().main_param(name);
-    };
-    inference::InferenceModel model{
-        config_, models::bind_language_model(config_.model, config_.routing, parameter), trainer.routing()};
-    model.model.end_of_text = tokenizer_.end_of_text();
+    const inference::InferenceModel model = training_model(config_, trainer, tokenizer_);
     if (trainer.ranks().rank() == 0) write(continue_openings(model, trainer.data()), trainer.state().step);
     return train::Measurements();
   }

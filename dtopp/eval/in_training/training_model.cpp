@@ -1,4 +1,4 @@
-#include "dtopp/eval/in_training/training_tokenizer.h"
+#include "dtopp/eval/in_training/training_model.h"
 
 #include <cerrno>
 
@@ -22,6 +22,17 @@ data::Tokenizer training_tokenizer(const config::DataConfig& data, const std::st
   throw UsageError(
       key + ": no data of data.train has a tokenizer.json; prepare it with dtopp prepare text, or set " +
       key + "=" + none);
+}
+
+inference::InferenceModel training_model(const config::RunConfig& config, train::Trainer& trainer,
+                                         const data::Tokenizer& tokenizer) {
+  const models::ParameterLookup parameter = [&](const std::string& name) {
+    return trainer.parameters().main_param(name);
+  };
+  inference::InferenceModel model{
+      config, models::bind_language_model(config.model, config.routing, parameter), trainer.routing()};
+  model.model.end_of_text = tokenizer.end_of_text();
+  return model;
 }
 
 }  // namespace dtopp::eval
