@@ -106,6 +106,13 @@ void validate_hash(const RoutingConfig& config, const ModelConfig& model) {
     throw InvalidValue("routing.renormalize", "hash has equal gates that sum to 1; set it to true");
 }
 
+void validate_expert_normalization(const RoutingConfig& config) {
+  if (config.expert_normalization != ExpertNormalization::kNone &&
+      config.normalization == Normalization::kNone)
+    throw InvalidValue("routing.expert_normalization",
+                       "needs routing.normalization: fixed or dynamic; set it to none");
+}
+
 void validate_top_k_by_source(const RoutingConfig& config, const ModelConfig& model) {
   if (config.top_k_by_source.empty()) return;
   if (config.method != RoutingMethod::kTopK || model.type != ModelType::kLanguageModel)
@@ -197,6 +204,7 @@ void validate(const RoutingConfig& config, const ModelConfig& model) {
   if (!has_logits(config.method)) validate_hash(config, model);
   if (has_threshold(config.method)) require_threshold("routing.threshold", config.threshold);
   if (model.zero_experts > 0) validate_zero_experts(config);
+  validate_expert_normalization(config);
   validate_top_k_by_source(config, model);
   validate_schedule(config, model);
   if (!(config.bias_until >= 0 && config.bias_until <= 1))

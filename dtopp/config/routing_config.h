@@ -29,6 +29,7 @@ enum class RoutingMethod {
 };
 enum class ThresholdScope { kGlobal, kLayer };         // layers that share a threshold: all, or none
 enum class Normalization { kNone, kFixed, kDynamic };  // of the router's logits (ops/route/route.h)
+enum class ExpertNormalization { kNone, kRunning };    // of an expert's logits (moe/expert_normalization.h)
 enum class Controller { kPi, kSolve };                 // the law that moves p after a step
 enum class ScheduleShape { kLinear, kStep };           // of the budget between the points of a schedule
 enum class RouterZOn { kRaw, kNormalized };            // the logits that the router z-loss uses
@@ -54,6 +55,10 @@ constexpr auto enum_names(Normalization) {
   return std::array<std::pair<Normalization, std::string_view>, 3>{{{Normalization::kNone, "none"},
                                                                     {Normalization::kFixed, "fixed"},
                                                                     {Normalization::kDynamic, "dynamic"}}};
+}
+constexpr auto enum_names(ExpertNormalization) {
+  return std::array<std::pair<ExpertNormalization, std::string_view>, 2>{
+      {{ExpertNormalization::kNone, "none"}, {ExpertNormalization::kRunning, "running"}}};
 }
 constexpr auto enum_names(Controller) {
   return std::array<std::pair<Controller, std::string_view>, 2>{
@@ -100,6 +105,7 @@ struct RoutingConfig {
   double ki = 0.1;          // pi: K_int of Eq. (6)
   bool anti_windup = true;  // pi: the sum skips errors that push p beyond a bound
   Normalization normalization = Normalization::kDynamic;
+  ExpertNormalization expert_normalization = ExpertNormalization::kNone;
   bool renormalize = true;  // gates sum to 1 over the selected experts
   // top_k: K by the source of a sample, for studies of what an allocation by source is worth. Such a model
   // can only be trained and validated, because other text has no source. Empty: the same K for all.
@@ -126,6 +132,7 @@ void visit_fields(SectionOf<RoutingConfig> auto& config, auto&& field) {
   field("ki", config.ki);
   field("anti_windup", config.anti_windup);
   field("normalization", config.normalization);
+  field("expert_normalization", config.expert_normalization);
   field("renormalize", config.renormalize);
   field("max_experts", config.max_experts);
   field("top_k_by_source", config.top_k_by_source);

@@ -32,7 +32,7 @@ models::ParameterLookup load_parameters(const checkpoint::Checkpoint& checkpoint
 moe::Routing load_routing(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& config,
                           const at::Device& device) {
   if (config.model.is_dense()) return {};
-  moe::Routing routing{moe::make_router(config, device)};
+  moe::Routing routing = moe::routing_by(moe::make_router(config, device));
   moe::load_router(*routing.router, checkpoint.router(), checkpoint.path());
   routing.router->set_step(std::max<int64_t>(checkpoint.state().step - 1, 0));
   return routing;

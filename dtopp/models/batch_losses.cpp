@@ -7,6 +7,13 @@
 namespace dtopp::models {
 namespace {
 
+at::Tensor logit_sums_of(const std::vector<ops::RouteOutput>& layers) {
+  if (!layers[0].logit_sums.defined()) return {};
+  std::vector<at::Tensor> rows;
+  for (const ops::RouteOutput& layer : layers) rows.push_back(layer.logit_sums);
+  return at::stack(rows);
+}
+
 // The routers' counts of all layers, with one row per layer or one for all.
 at::Tensor statistics_of(const std::vector<ops::RouteOutput>& layers, const moe::Router& router) {
   if (!layers[0].statistics.defined()) return {};
@@ -34,6 +41,7 @@ void add_router_losses(const std::vector<ops::RouteOutput>& layers, const moe::R
   losses.activations = moe::ActivationStatistics(num_layers);
   losses.activations.add(layers);
   losses.statistics = statistics_of(layers, *router);
+  losses.logit_sums = logit_sums_of(layers);
   const auto tokens = static_cast<double>(std::max<int64_t>(losses.activations.tokens(), 1));
   std::vector<at::Tensor> balance, dynamic, router_z, sequence_balance;
   for (int64_t layer = 0; layer < num_layers; ++layer) {

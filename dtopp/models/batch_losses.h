@@ -35,6 +35,7 @@ struct BatchLosses {
   ops::NamedTensors values;               // unweighted, detached, f32 []: "lm_loss", …
   moe::ActivationStatistics activations;  // no layers for a dense model
   at::Tensor statistics;                  // int64 [Router::statistics_shape()]; undefined: none
+  at::Tensor logit_sums;                  // int64 [Router::logit_sums_shape()]; undefined: none
   std::optional<SampleLosses> samples;    // only for a batch with "group" (Model::validation_groups)
 
   // Throws std::invalid_argument if no loss has this name.
@@ -49,8 +50,8 @@ at::Tensor num_assignments_by_sample(const std::vector<ops::RouteOutput>& layers
 
 // Adds the router losses, averaged over layers, to `values`: "load_balance_loss", "dynamic_loss" and
 // "router_z_loss", and "sequence_balance_loss" if the router computes it. Adds them with their weights to
-// `total`, and sets `activations` and `statistics`. Does nothing if there are no layers; `router` may then be
-// null.
+// `total`, and sets `activations`, `statistics` and `logit_sums`. Does nothing if there are no layers;
+// `router` may then be null.
 void add_router_losses(const std::vector<ops::RouteOutput>& layers, const moe::Router* router,
                        const config::LossConfig& weights, BatchLosses& losses);
 

@@ -29,21 +29,30 @@ void remove_zero_experts(const RouterInput& input, config::Normalization normali
 
 }  // namespace
 
+Routing routing_by(const std::shared_ptr<Router>& router) {
+  Routing routing{router};
+  if (router) routing.expert_normalization = router->expert_normalization();
+  return routing;
+}
+
 ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
                               const Routing& routing) {
   RECORD_USER_SCOPE("router");
   if (!weights.router_ED.defined())
     return routing.router->select({layer, {}, {}, routing.training, routing.ids_T});
   // Everything after the logits is fp32, independent of the type of x.
-  const at::Tensor logits_TE =
-      routing.token_by_token ? ops::linear_by_row(x_TD.to(weights.router_ED.scalar_type()), weights.router_ED)
+  at::Tensor logits_TE = routing.token_by_token
+                             ? ops::linear_by_row(x_TD.to(weights.router_ED.scalar_type()), weights.router_ED)
                              : ops::router_linear(x_TD, weights.router_ED);
+  if (routing.expert_normalization)
+    logits_TE = routing.expert_normalization->normalize(layer, logits_TE, weights.router_ED);
   const at::Tensor scale =
       weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());
   const RouterInput input = {layer, logits_TE, scale, routing.training, routing.ids_T};
   ops::RouteOutput output = routing.counts_T.defined()
                                 ? routing.router->select_likeliest(input, routing.counts_T)
                                 : routing.router->select(input);
+  if (routing.training) output.logit_sums = routing.router->logit_sums(logits_TE, x_TD);
   const config::Normalization normalization = routing.router->config().normalization;
   if (routing.router->router_z_on() == config::RouterZOn::kNormalized &&
       normalization != config::Normalization::kNone)

@@ -38,10 +38,15 @@ struct Routing {
   // int64 [T]: how many of its likeliest experts each token uses, instead of the router's selection;
   // undefined: the router selects.
   at::Tensor counts_T = {};
+  // Normalizes the logits before the router gets them; null: nothing does.
+  std::shared_ptr<const ExpertNormalization> expert_normalization = {};
   // On a CPU (in bf16: without AMX), a token has the same bits whatever the other tokens are. Without
   // gradients.
   bool token_by_token = false;
 };
+
+// A router with its expert normalization. router: null for a dense model.
+Routing routing_by(const std::shared_ptr<Router>& router);
 
 // Runs the router only: selects experts and computes their gates, without those of zero experts. `layer`
 // counts routed layers from 0.

@@ -4,6 +4,8 @@
 #include <stdexcept>
 
 #include "dtopp/base/enum_name.h"
+#include "dtopp/moe/logit_sums.h"
+#include "dtopp/moe/token_sampling.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/route/route_selected.h"
 
@@ -29,10 +31,15 @@ Router::Router(const config::RunConfig& config, const at::Device& device)
       steps_(config.training.steps),
       num_layers_(config.model.num_layers),
       num_experts_(config.model.num_experts),
+      num_logits_(config.model.router_columns()),
+      hidden_size_(config.model.hidden_size),
       step_tokens_(config.training.global_batch_size * config.model.tokens_per_sample()),
+      logit_sum_stride_(moe::logit_sum_stride(config.model.tokens_per_sample(), step_tokens_)),
       device_(device),
       no_threshold_(at::zeros({}, at::device(device).dtype(at::kDouble))) {
   Router::set_step(0);
+  if (config_.expert_normalization == config::ExpertNormalization::kRunning)
+    expert_normalization_ = std::make_shared<ExpertNormalization>(config, device);
   if (config.loss.batch_statistics == config::BatchStatistics::kGlobal)
     tokens_per_expert_LE_ = at::zeros({num_layers_, num_experts_}, at::device(device).dtype(at::kLong));
 }
@@ -64,11 +71,29 @@ void Router::start_at(const std::vector<double>& /*thresholds*/) {
 void Router::update(const StepCounts& counts, const at::Tensor& applied) {
   if (tokens_per_expert_LE_.defined())
     tokens_per_expert_LE_ = at::where(applied, counts.tokens_per_expert_LE, tokens_per_expert_LE_);
+  if (expert_normalization_)
+    expert_normalization_->update(counts.logit_sums_LS, step_tokens_ / logit_sum_stride_, applied);
+}
+
+at::Tensor Router::logit_sums(const at::Tensor& logits_TC, const at::Tensor& x_TD) const {
+  return moe::logit_sums(logits_TC, expert_normalization_ ? x_TD : at::Tensor(), logit_sum_stride_);
+}
+
+std::vector<int64_t> Router::logit_sums_shape() const {
+  if (!config::has_logits(config_.method)) return {0};
+  return {num_layers_, num_logits_ + 1 + (expert_normalization_ ? num_logits_ + hidden_size_ : 0)};
+}
+
+at::Tensor Router::common_logit_share(const at::Tensor& logit_sums_LS) const {
+  return moe::common_logit_share(logit_sums_LS, num_logits_, step_tokens_ / logit_sum_stride_);
 }
 
 ops::NamedTensors Router::state() const {
-  if (!tokens_per_expert_LE_.defined()) return {};
-  return {{kTokensPerExpert, tokens_per_expert_LE_}};
+  ops::NamedTensors state;
+  if (tokens_per_expert_LE_.defined()) state.emplace_back(kTokensPerExpert, tokens_per_expert_LE_);
+  if (expert_normalization_)
+    for (auto& tensor : expert_normalization_->state()) state.push_back(std::move(tensor));
+  return state;
 }
 
 void Router::load_state(const ops::NamedTensors& loaded) {
@@ -86,7 +111,8 @@ void Router::load_state(const ops::NamedTensors& loaded) {
   }
 }
 
-void Router::set_state(const std::string& /*name*/, const at::Tensor& value) {
+void Router::set_state(const std::string& name, const at::Tensor& value) {
+  if (expert_normalization_ && expert_normalization_->set_state(name, value)) return;
   tokens_per_expert_LE_ = value;
 }
 

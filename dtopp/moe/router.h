@@ -12,11 +12,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "dtopp/config/run_config.h"
+#include "dtopp/moe/expert_normalization.h"
 #include "dtopp/ops/core/named_tensors.h"
 #include "dtopp/ops/route/route.h"
 
@@ -41,6 +43,7 @@ struct StepCounts {
   at::Tensor tokens_per_expert_LE;  // int64
   int64_t tokens = 0;               // tokens per layer
   at::Tensor statistics;            // whole numbers [Router::statistics_shape()]
+  at::Tensor logit_sums_LS = {};    // whole numbers [Router::logit_sums_shape()]
 };
 
 class Router {
@@ -61,6 +64,16 @@ class Router {
   // The shape of a step's statistics: [layers, size], or [1, size] if the layers' RouteOutput::statistics are
   // added up. [0]: none.
   virtual std::vector<int64_t> statistics_shape() const { return {0}; }
+  // The sums of a layer's logits for update() (moe/logit_sums.h), int64 [logit_sums_shape()[1]]. x_TD: the
+  // router's inputs.
+  at::Tensor logit_sums(const at::Tensor& logits_TC, const at::Tensor& x_TD) const;
+  // [layers, size], or [0] if this method has no logits.
+  std::vector<int64_t> logit_sums_shape() const;
+  // The share of a step's logits that all tokens have in common, f64 [layers], from its logit sums.
+  at::Tensor common_logit_share(const at::Tensor& logit_sums_LS) const;
+  // With routing.expert_normalization; else null. A router that replaces this one for inference gets its
+  // logits normalized by this one's.
+  const std::shared_ptr<ExpertNormalization>& expert_normalization() const { return expert_normalization_; }
   // Updates the state after one optimizer step. Changes nothing if `applied`, bool [], is false. The host
   // does not wait for the device.
   virtual void update(const StepCounts& counts, const at::Tensor& applied);
@@ -109,9 +122,11 @@ class Router {
   config::RoutingConfig configured_;  // with the experts at the end of a schedule
   std::vector<double> next_experts_;
   config::RouterZOn router_z_on_;
-  int64_t steps_, num_layers_, num_experts_, step_tokens_, step_ = 0;
+  int64_t steps_, num_layers_, num_experts_, num_logits_, hidden_size_, step_tokens_, step_ = 0;
+  int64_t logit_sum_stride_;
   at::Device device_;
-  at::Tensor no_threshold_;          // f64 []: for top_k experts
+  at::Tensor no_threshold_;  // f64 []: for top_k experts
+  std::shared_ptr<ExpertNormalization> expert_normalization_;
   at::Tensor tokens_per_expert_LE_;  // int64: of the last applied step; undefined without global statistics
 };
 

@@ -9,7 +9,8 @@ StepSchema StepShape::schema() const {
           {"stop_requested", {}},
           {"max_assignments", {routed_layers}, Reduce::kMaxOverRanks},
           {"activations", {moe::ActivationStatistics::vector_size(routed_layers, num_experts)}},
-          {"statistics", statistics_shape}};
+          {"statistics", statistics_shape},
+          {"logit_sums", logit_sums_shape}};
 }
 
 void StepSums::add_losses(int64_t micro_batch, const at::Tensor& total, const ops::NamedTensors& terms) {
@@ -18,9 +19,12 @@ void StepSums::add_losses(int64_t micro_batch, const at::Tensor& total, const op
   losses.emplace_back(micro_batch, at::stack(values).to(at::kDouble));
 }
 
-void StepSums::add_statistics(const at::Tensor& of_micro_batch) {
-  if (!of_micro_batch.defined()) return;
-  statistics = statistics.defined() ? statistics + of_micro_batch : of_micro_batch;
+void StepSums::add_statistics(const at::Tensor& of_micro_batch, const at::Tensor& logit_sums_of_micro_batch) {
+  const auto add = [](at::Tensor& sum, const at::Tensor& term) {
+    if (term.defined()) sum = sum.defined() ? sum + term : term;
+  };
+  add(statistics, of_micro_batch);
+  add(logit_sums, logit_sums_of_micro_batch);
 }
 
 ops::NamedTensors StepSums::fields(const StepShape& shape, const at::Tensor& squared_norms,
@@ -35,7 +39,8 @@ ops::NamedTensors StepSums::fields(const StepShape& shape, const at::Tensor& squ
           {"stop_requested", at::full({}, stop_requested ? 1.0 : 0.0, options)},
           {"max_assignments", max_assignments_L},
           {"activations", activations.to_vector(shape.num_experts, options.device())},
-          {"statistics", statistics}};
+          {"statistics", statistics},
+          {"logit_sums", logit_sums}};
 }
 
 }  // namespace dtopp::train

@@ -16,7 +16,7 @@ struct StepShape {
   int64_t micro_batches = 0, tokens = 0;  // of all ranks
   int64_t chunks = 0;                     // gradient norms (distributed/sharding/shard_layout.h)
   int64_t routed_layers = 0, num_experts = 0;
-  std::vector<int64_t> statistics_shape = {0};  // of the router (moe/router.h)
+  std::vector<int64_t> statistics_shape = {0}, logit_sums_shape = {0};  // of the router (moe/router.h)
 
   StepSchema schema() const;
 };
@@ -28,13 +28,15 @@ struct StepSums {
   // int64: the largest number of token-expert pairs in a micro-batch, per layer; [0] for a dense model.
   at::Tensor max_assignments_L;
   moe::ActivationStatistics activations;
-  at::Tensor statistics;    // int64, of the router; undefined before the first, and if the router needs none
+  // int64, of the router; undefined before the first, and if the router needs none.
+  at::Tensor statistics, logit_sums;
   double data_seconds = 0;  // time spent waiting for data
   bool stop_requested = false;
 
   // Adds the losses of a micro-batch. total and terms: f32 [], detached.
   void add_losses(int64_t micro_batch, const at::Tensor& total, const ops::NamedTensors& terms);
-  void add_statistics(const at::Tensor& of_micro_batch);  // undefined: none
+  // Each may be undefined: none.
+  void add_statistics(const at::Tensor& of_micro_batch, const at::Tensor& logit_sums_of_micro_batch);
 
   // The fields of StepShape::schema(). squared_norms: of the gradients, f64 [chunks]; each is 0 on all ranks
   // but one. overflowed: bool [], see StepResult.

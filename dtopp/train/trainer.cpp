@@ -87,6 +87,7 @@ StepShape Trainer::step_shape(int64_t chunks) const {
   if (shape.routed_layers == 0) return shape;
   shape.num_experts = config_.model.num_experts;
   shape.statistics_shape = router_->statistics_shape();
+  shape.logit_sums_shape = router_->logit_sums_shape();
   return shape;
 }
 
@@ -100,9 +101,11 @@ at::Tensor Trainer::overflows(const StepSums& sums) {
 bool Trainer::step(const StopToken& stop) {
   const double begin = steady_seconds();
   if (router_) router_->set_step(state_.step);
-  const moe::Routing routing = {router_, dispatcher_ ? dispatcher_ : local_experts_, /*training=*/true,
-                                /*ranks=*/nullptr, config_.training.recompute};
-  const StepSums sums = accumulate_gradients(routing, stop);
+  moe::Routing training = routing();
+  training.experts = dispatcher_ ? dispatcher_ : local_experts_;
+  training.training = true;
+  training.recompute = config_.training.recompute;
+  const StepSums sums = accumulate_gradients(training, stop);
   if (is_abandoned(sums, groups_.size())) return false;
   const at::Tensor scale_L = scales();
   share_loss_names();
@@ -138,12 +141,16 @@ void Trainer::apply(StepNumbers& numbers, double lr) {
     store_.step(lr, decision.divisor, decision.applied);
   }
   numbers.add("applied", decision.applied);
-  const at::Tensor statistics = numbers.take("statistics");
+  const at::Tensor statistics = numbers.take("statistics"), logit_sums_LS = numbers.take("logit_sums");
   if (!router_) return;
   const moe::ActivationStatistics activations = moe::ActivationStatistics::from_vector(
       numbers["activations"], model_.num_routed_layers, config_.model.num_experts, step_tokens());
-  router_->update({activations.tokens_per_expert(), step_tokens(), statistics}, decision.applied);
+  router_->update({activations.tokens_per_expert(), step_tokens(), statistics, logit_sums_LS},
+                  decision.applied);
   for (const auto& [name, values] : router_->metrics()) numbers.add(kRouterMetric + name, values);
+  if (logit_sums_LS.numel() > 0)
+    numbers.add(std::string(kRouterMetric) + "common_logit_share",
+                router_->common_logit_share(logit_sums_LS));
 }
 
 std::optional<StepResult> Trainer::next_result(size_t in_flight) {

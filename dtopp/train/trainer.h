@@ -82,9 +82,14 @@ class Trainer {
   // checkpoint therefore takes it after the last result.
   const checkpoint::TrainingState& state() const { return state_; }
   // The router at the next step, with this rank's experts: for whole parameters.
-  moe::Routing routing() const { return {router_, nullptr}; }
+  moe::Routing routing() const { return moe::routing_by(router_); }
   // The same with the experts of the EP group, for parameters() in the compute precision.
-  moe::Routing parallel_routing() const { return {router_, dispatcher_, false, groups_.world.get()}; }
+  moe::Routing parallel_routing() const {
+    moe::Routing parallel = routing();
+    parallel.experts = dispatcher_;
+    parallel.ranks = groups_.world.get();
+    return parallel;
+  }
   const optim::ParameterStore& parameters() const { return store_; }
   const models::Model& model() const { return model_; }
   const models::TrainingData& data() const { return data_; }

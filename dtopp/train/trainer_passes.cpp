@@ -56,7 +56,7 @@ void Trainer::accumulate_micro_batch(int64_t micro_batch, const moe::Routing& in
   }
   sums.add_losses(micro_batch, losses.total.detach(), losses.values);
   sums.activations.add(losses.activations);
-  sums.add_statistics(losses.statistics);
+  sums.add_statistics(losses.statistics, losses.logit_sums);
   if (model_.num_routed_layers > 0)
     sums.max_assignments_L = at::maximum(sums.max_assignments_L, losses.activations.num_assignments());
   if (loss_names_.empty()) {

@@ -14,9 +14,9 @@
 #include <optional>
 
 #include "dtopp/base/enum_name.h"
-#include "dtopp/moe/cumulative_prob_sampling.h"
 #include "dtopp/moe/expert_bias.h"
 #include "dtopp/moe/threshold_controller.h"
+#include "dtopp/moe/token_sampling.h"
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/cumulative_prob_histogram.h"
 

@@ -14,9 +14,9 @@
 #include <cmath>
 #include <memory>
 
-#include "dtopp/moe/cumulative_prob_sampling.h"
 #include "dtopp/moe/router.h"
 #include "dtopp/moe/routers/ranked_logit.h"
+#include "dtopp/moe/token_sampling.h"
 #include "dtopp/ops/route/logit_histogram.h"
 
 namespace dtopp::moe {

@@ -49,7 +49,8 @@ struct RouteOutput {
   // Not an output of the op: int64, counts that the router's update needs (moe/router.h); may be undefined.
   at::Tensor statistics{};
   at::Tensor
-      zero_gate_T1{};  // likewise: f32, the sum of a token's gates of zero experts (model.zero_experts)
+      zero_gate_T1{};       // likewise: f32, the sum of a token's gates of zero experts (model.zero_experts)
+  at::Tensor logit_sums{};  // likewise: int64, sums over tokens of the logits (moe/logit_sums.h)
   at::Tensor sequence_balance{};  // likewise: f32 [], a router's loss (loss.sequence_balance)
 };
 

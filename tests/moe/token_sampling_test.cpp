@@ -1,4 +1,4 @@
-#include "dtopp/moe/cumulative_prob_sampling.h"
+#include "dtopp/moe/token_sampling.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@ int64_t stride(int64_t num_experts, int64_t tokens_per_sample = 2048, int64_t to
   return cumulative_prob_stride(num_experts, tokens_per_sample, tokens_per_step);
 }
 
-TEST(CumulativeProbSampling, takes_fewer_tokens_from_32_experts_on) {
+TEST(TokenSampling, takes_fewer_tokens_from_32_experts_on) {
   EXPECT_EQ(stride(8), 1);
   EXPECT_EQ(stride(31), 1);
   EXPECT_EQ(stride(32), 2);
@@ -19,7 +19,7 @@ TEST(CumulativeProbSampling, takes_fewer_tokens_from_32_experts_on) {
   EXPECT_EQ(stride(1024), 8);
 }
 
-TEST(CumulativeProbSampling, leaves_2048_tokens_a_step_and_divides_a_sample) {
+TEST(TokenSampling, leaves_2048_tokens_a_step_and_divides_a_sample) {
   EXPECT_EQ(stride(128, 2048, 8 * 2048), 8);
   EXPECT_EQ(stride(128, 2048, 8 * 2048 - 1), 4);
   EXPECT_EQ(stride(128, 2048, 2047), 1);

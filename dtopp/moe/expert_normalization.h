@@ -1,0 +1,49 @@
+// Normalizes the router's logits of each expert over tokens (routing.expert_normalization: running):
+//
+//   z_e = w_e (x - m) / s_e
+//
+// m is a running mean of the router's inputs x, and s_e² a running mean of the square of w_e (x - m). Without
+// them, the logits soon contain little but a constant per expert, because hidden states get a large common
+// direction in the first steps, and nearly all tokens select the same experts. The normalization over a
+// token's experts (routing.normalization) cannot remove what all tokens have in common.
+//
+// The means are those of earlier steps, so that a token's logits do not depend on other tokens. They are over
+// the last step at first, and later over about the last hundredth of the steps so far. After the n-th step,
+// with the means M of that step:
+//
+//   m <- (m n' + M) / (n' + 1)        n' = (n - 1) / 100
+//
+// The gradient treats m and s as constants. m is subtracted from x and not W m from W x of the step before:
+// one optimizer step changes W m by as much as the logits of tokens differ.
+#pragma once
+
+#include <string>
+
+#include "dtopp/config/run_config.h"
+#include "dtopp/ops/core/named_tensors.h"
+
+namespace dtopp::moe {
+
+class ExpertNormalization {
+ public:
+  ExpertNormalization(const config::RunConfig& config, const at::Device& device);
+
+  // Normalizes W x. logits_TC f32 [T, C]; weight_CD: the router's W. Differentiable in both.
+  at::Tensor normalize(int64_t layer, const at::Tensor& logits_TC, const at::Tensor& weight_CD) const;
+
+  // Updates m and s after an optimizer step, from its logit_sums, f64 [L, 2 C + 1 + D], over `tokens` tokens.
+  // Changes nothing if `applied`, bool [], is false.
+  void update(const at::Tensor& sums_LS, int64_t tokens, const at::Tensor& applied);
+
+  ops::NamedTensors state() const;
+  bool set_state(const std::string& name, const at::Tensor& value);  // false: the name is another one
+
+ private:
+  void round_to_fp32();
+
+  at::Tensor mean_LD_, square_LC_;         // m and s², f64
+  at::Tensor steps_;                       // n, int64 []
+  at::Tensor mean32_LD_, inverse_std_LC_;  // f32
+};
+
+}  // namespace dtopp::moe

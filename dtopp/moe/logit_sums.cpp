@@ -1,0 +1,34 @@
+#include "dtopp/moe/logit_sums.h"
+
+namespace dtopp::moe {
+namespace {
+
+constexpr double kLargestValue = 1 << 20;
+
+at::Tensor whole_sums(const at::Tensor& values) {
+  return values.nan_to_num(0)
+      .clamp(-kLargestValue, kLargestValue)
+      .mul(1 / kLogitSumUnit)
+      .round()
+      .to(at::kLong)
+      .sum(0);
+}
+
+}  // namespace
+
+at::Tensor logit_sums(const at::Tensor& logits_TC, const at::Tensor& x_TD, int64_t stride) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor z_TC = logits_TC.slice(0, 0, std::nullopt, stride);
+  const at::Tensor c_TC = z_TC - z_TC.mean({-1}, /*keepdim=*/true);
+  if (!x_TD.defined()) return whole_sums(at::cat({c_TC, c_TC.square().sum({-1}, /*keepdim=*/true)}, 1));
+  const at::Tensor x_SD = x_TD.slice(0, 0, std::nullopt, stride).to(at::kFloat);
+  return whole_sums(at::cat({c_TC, c_TC.square().sum({-1}, /*keepdim=*/true), z_TC.square(), x_SD}, 1));
+}
+
+at::Tensor common_logit_share(const at::Tensor& sums_LS, int64_t num_logits, int64_t tokens) {
+  const at::Tensor sums_LC = sums_LS.narrow(1, 0, num_logits);
+  const at::Tensor squares_L = sums_LS.select(1, num_logits) * (static_cast<double>(tokens) / kLogitSumUnit);
+  return at::where(squares_L > 0, sums_LC.square().sum({1}) / squares_L, 0.0);
+}
+
+}  // namespace dtopp::moe
