@@ -65,19 +65,39 @@ std::string sentence_of_dead(const ReportRun& run) {
          " experts in all layers received no token in the last logged step.";
 }
 
+// The largest possible imbalance: all tokens select the same experts.
+std::optional<double> most_imbalance(const ReportRun& run) {
+  const auto active = study::value_of_run(run.history, "moe/active_experts").value;
+  if (!active || !(*active > 0)) return std::nullopt;
+  return static_cast<double>(run.config.model.num_experts) / *active;
+}
+
+ReportChart imbalance_chart(RunDrawing& drawing) {
+  ReportChart chart{
+      .title = "Imbalance",
+      .y_label = "most used expert / mean expert",
+      .lines = drawing.lines("moe/imbalance"),
+      .note = "Dashed: the largest possible value, at which all tokens select the same experts."};
+  for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
+    if (const auto most = most_imbalance(drawing.input.runs[run]))
+      chart.levels.push_back({*most, "at most " + scaled(*most), static_cast<int>(run)});
+  }
+  return chart;
+}
+
 ReportTable experts_table(const ReportInput& input) {
-  ReportTable table{"At the end", {"run", "imbalance", "dead experts", "of"}};
+  ReportTable table{"At the end", {"run", "imbalance", "at most", "dead experts", "of"}};
   for (size_t run = 0; run < input.runs.size(); ++run) {
     const runs::Series* dead = find_series(input.runs[run], "moe/dead_experts");
     if (dead == nullptr) continue;
     const config::ModelConfig& model = input.runs[run].config.model;
     table.rows.push_back({RunCell{static_cast<int>(run)}, value_text(input.runs[run], "moe/imbalance", 3),
+                          most_imbalance(input.runs[run]) ? scaled(*most_imbalance(input.runs[run])) : "–",
                           fixed(dead->values.back(), 0), whole(model.num_experts * model.num_layers)});
   }
   table.note =
       "Imbalance: ratio of the most used expert's tokens to the mean, averaged over layers and the last "
-      "tenth "
-      "of the logged steps. Dead: experts that received no token in the last logged step.";
+      "tenth of the logged steps. Dead: experts that received no token in the last logged step.";
   return table;
 }
 
@@ -97,9 +117,15 @@ std::optional<ReportSection> experts_section(RunDrawing& drawing) {
     if (!option.blocks.empty()) choice.options.push_back(std::move(option));
   }
   if (!choice.options.empty()) section.blocks.push_back({std::move(choice)});
-  section.blocks.push_back({ReportChart{.title = "Imbalance",
-                                        .y_label = "most used expert / mean expert",
-                                        .lines = drawing.lines("moe/imbalance")}});
+  section.blocks.push_back({imbalance_chart(drawing)});
+  if (any_run_has(input, "moe/common_logit_share"))
+    section.blocks.push_back({ReportChart{
+        .title = "Logits in common",
+        .y_label = "share of the router logits' variance",
+        .lines = drawing.lines("moe/common_logit_share"),
+        .from_zero = true,
+        .note = "The part of the logits that all tokens of a step have in common. Near 1, the router hardly "
+                "distinguishes tokens."}});
   if (std::ranges::any_of(input.runs, has_dead_experts))
     section.blocks.push_back({ReportChart{.title = "Dead experts",
                                           .y_label = "in all layers",
