@@ -33,6 +33,10 @@ void validate(const OptimizerConfig& config, int64_t steps) {
     throw InvalidValue("optimizer.min_lr",
                        print_value(config.min_lr) + " is above optimizer.lr " + print_value(config.lr));
   validate_schedule(config, steps);
+  if (!(config.router_lr_factor > 0))
+    throw InvalidValue("optimizer.router_lr_factor",
+                       "must be above 0, is " + print_value(config.router_lr_factor));
+  require_at_least("optimizer.router_warmup_steps", 0, config.router_warmup_steps);
   if (config.betas.size() != 2) throw InvalidValue("optimizer.betas", "must be two numbers, [0.9, 0.95]");
   for (const double beta : config.betas) {
     if (!(beta >= 0 && beta < 1))

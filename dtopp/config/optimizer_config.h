@@ -25,7 +25,9 @@ struct OptimizerConfig {
   double min_lr = 3.0e-5;
   Schedule schedule = Schedule::kCosine;
   int64_t warmup_steps = 2500;
-  int64_t decay_steps = 0;  // wsd: number of last steps in which lr falls to min_lr
+  double router_lr_factor = 1.0;    // of the rate of the routers' parameters (optim/schedule.h)
+  int64_t router_warmup_steps = 0;  // in which it rises from 0, too
+  int64_t decay_steps = 0;          // wsd: number of last steps in which lr falls to min_lr
   std::vector<double> betas = {0.9, 0.95};
   double eps = 1.0e-8;
   double weight_decay = 3.3e-2;
@@ -37,6 +39,8 @@ void visit_fields(SectionOf<OptimizerConfig> auto& config, auto&& field) {
   field("min_lr", config.min_lr);
   field("schedule", config.schedule);
   field("warmup_steps", config.warmup_steps);
+  field("router_lr_factor", config.router_lr_factor);
+  field("router_warmup_steps", config.router_warmup_steps);
   field("decay_steps", config.decay_steps);
   field("betas", config.betas);
   field("eps", config.eps);

@@ -16,6 +16,13 @@ at::Tensor whole_sums(const at::Tensor& values) {
 
 }  // namespace
 
+int64_t logit_sums_size(const config::RunConfig& config) {
+  if (!config::has_logits(config.routing.method)) return 0;
+  const int64_t C = config.model.router_columns();
+  const bool normalizes = config.routing.expert_normalization != config::ExpertNormalization::kNone;
+  return C + 1 + (normalizes ? C + config.model.hidden_size : 0);
+}
+
 at::Tensor logit_sums(const at::Tensor& logits_TC, const at::Tensor& x_TD, int64_t stride) {
   const at::NoGradGuard no_grad;
   const at::Tensor z_TC = logits_TC.slice(0, 0, std::nullopt, stride);

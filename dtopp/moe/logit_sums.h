@@ -12,11 +12,15 @@
 
 #include <cstdint>
 
+#include "dtopp/config/run_config.h"
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp::moe {
 
 constexpr double kLogitSumUnit = 1.0 / (1 << 20);
+
+// The number of sums of a layer; 0 if the method has no logits.
+int64_t logit_sums_size(const config::RunConfig& config);
 
 // The sums of a layer and micro-batch, int64. Not differentiable. NaN counts as 0.
 //

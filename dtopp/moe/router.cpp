@@ -32,7 +32,7 @@ Router::Router(const config::RunConfig& config, const at::Device& device)
       num_layers_(config.model.num_layers),
       num_experts_(config.model.num_experts),
       num_logits_(config.model.router_columns()),
-      hidden_size_(config.model.hidden_size),
+      logit_sums_size_(moe::logit_sums_size(config)),
       step_tokens_(config.training.global_batch_size * config.model.tokens_per_sample()),
       logit_sum_stride_(moe::logit_sum_stride(config.model.tokens_per_sample(), step_tokens_)),
       device_(device),
@@ -80,8 +80,8 @@ at::Tensor Router::logit_sums(const at::Tensor& logits_TC, const at::Tensor& x_T
 }
 
 std::vector<int64_t> Router::logit_sums_shape() const {
-  if (!config::has_logits(config_.method)) return {0};
-  return {num_layers_, num_logits_ + 1 + (expert_normalization_ ? num_logits_ + hidden_size_ : 0)};
+  if (logit_sums_size_ == 0) return {0};
+  return {num_layers_, logit_sums_size_};
 }
 
 at::Tensor Router::common_logit_share(const at::Tensor& logit_sums_LS) const {

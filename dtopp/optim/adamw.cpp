@@ -1,4 +1,6 @@
 // AdamW with decoupled weight decay (Loshchilov and Hutter 2019).
+#include <utility>
+
 #include "dtopp/optim/optimizer.h"
 
 namespace dtopp::optim {
@@ -32,10 +34,11 @@ class AdamW final : public Optimizer {
 
   void step(std::span<const ParameterShard> shards, const StepScalars& scalars) const override {
     const at::Tensor skipped = scalars.applied.logical_not().to(at::kFloat);
-    for (const bool decay : {true, false}) {
+    for (const auto& [router, decay] :
+         {std::pair(false, true), {false, false}, {true, true}, {true, false}}) {
       std::vector<at::Tensor> parameters, gradients, exp_avg, exp_avg_sq;
       for (const ParameterShard& shard : shards) {
-        if (shard.spec->weight_decay() != decay) continue;
+        if (shard.spec->is_router() != router || shard.spec->weight_decay() != decay) continue;
         for (const distributed::ElementRange& range : join(shard.updates)) {
           const auto part = [&](const at::Tensor& x) { return x.narrow(0, range.begin, range.size()); };
           parameters.push_back(part(shard.main_param));
@@ -46,8 +49,9 @@ class AdamW final : public Optimizer {
       }
       if (parameters.empty()) continue;
       const std::vector<at::Tensor> updates(parameters.size(), scalars.updates);
-      at::_fused_adamw_(parameters, gradients, exp_avg, exp_avg_sq, {}, updates, scalars.lr, config_.betas[0],
-                        config_.betas[1], decay ? config_.weight_decay : 0.0, config_.eps, /*amsgrad=*/false,
+      at::_fused_adamw_(parameters, gradients, exp_avg, exp_avg_sq, {}, updates,
+                        router ? scalars.rates.router : scalars.rates.lr, config_.betas[0], config_.betas[1],
+                        decay ? config_.weight_decay : 0.0, config_.eps, /*amsgrad=*/false,
                         /*maximize=*/false, scalars.divisor, /*found_inf=*/skipped);
     }
   }

@@ -12,6 +12,7 @@
 #include "dtopp/config/optimizer_config.h"
 #include "dtopp/distributed/sharding/shard_layout.h"
 #include "dtopp/ops/core/torch.h"
+#include "dtopp/optim/schedule.h"
 #include "dtopp/parameters/parameters.h"
 
 namespace dtopp::optim {
@@ -26,7 +27,7 @@ struct ParameterShard {
 };
 
 struct StepScalars {
-  double lr = 0;
+  LearningRates rates;
   at::Tensor divisor;  // f32 []: divides the gradients
   at::Tensor applied;  // bool []: if false, the step changes nothing
   at::Tensor updates;  // f32 []: updates applied so far, this one included

@@ -164,13 +164,13 @@ at::Tensor ParameterStore::squared_norms() const {
   return squares.index_copy_(0, chunk_indices_, at::cat(local_shards));
 }
 
-void ParameterStore::step(double lr, const at::Tensor& divisor, const at::Tensor& applied) {
+void ParameterStore::step(const LearningRates& rates, const at::Tensor& divisor, const at::Tensor& applied) {
   const at::NoGradGuard no_grad;
   updates_ += applied;
   std::vector<ParameterShard> shards;
   for (size_t i = 0; i < specs_.size(); ++i)
     shards.push_back({&specs_[i], main_params_[i], gradients_[i], slots_[i], update_ranges(i)});
-  optimizer_->step(shards, {lr, divisor, applied, updates_});
+  optimizer_->step(shards, {rates, divisor, applied, updates_});
   gradients_.assign(gradients_.size(), at::Tensor());
   refresh_copies();
   update_ema(applied);

@@ -109,7 +109,7 @@ class ParameterStore {
 
   // Applies one update with gradients divided by `divisor` (f32 []), then refreshes the tensors of
   // model_param(). If `applied` (bool []) is false, nothing changes. Collective.
-  void step(double lr, const at::Tensor& divisor, const at::Tensor& applied);
+  void step(const LearningRates& rates, const at::Tensor& divisor, const at::Tensor& applied);
 
   // This rank's shards of everything that a checkpoint stores: main parameters, slots, EMA. They change with
   // the next step; a snapshot of them, in the same order, does not.

@@ -40,4 +40,9 @@ double learning_rate(const config::OptimizerConfig& config, int64_t step, int64_
   return config.lr;
 }
 
+LearningRates learning_rates(const config::OptimizerConfig& config, int64_t step, int64_t steps) {
+  const double lr = learning_rate(config, step, steps);
+  return {lr, lr * config.router_lr_factor * progress(step, 0, config.router_warmup_steps)};
+}
+
 }  // namespace dtopp::optim

@@ -12,7 +12,15 @@
 
 namespace dtopp::optim {
 
-// `step` counts from 1 to `steps`.
+struct LearningRates {
+  double lr = 0;
+  double router = 0;  // of the routers' matrices and theta
+};
+
+// The rates of a step. The router's is lr times optimizer.router_lr_factor and, within the first
+// router_warmup_steps, times the share of them that has passed.
+LearningRates learning_rates(const config::OptimizerConfig& config, int64_t step, int64_t steps);
+// The first of them. `step` counts from 1 to `steps`.
 double learning_rate(const config::OptimizerConfig& config, int64_t step, int64_t steps);
 
 }  // namespace dtopp::optim

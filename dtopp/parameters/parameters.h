@@ -38,9 +38,8 @@ struct ParameterSpec {
   // True except for gains and theta.
   bool weight_decay() const { return role != ParameterRole::kGain && role != ParameterRole::kRouterScale; }
   // Whether the model computes with it in the compute precision.
-  bool compute_precision() const {
-    return role != ParameterRole::kRouter && role != ParameterRole::kRouterScale;
-  }
+  bool compute_precision() const { return !is_router(); }
+  bool is_router() const { return role == ParameterRole::kRouter || role == ParameterRole::kRouterScale; }
   // The number of experts, which are equal parts along the first dimension; 1 for other parameters.
   int64_t num_experts() const { return role == ParameterRole::kExpert ? shape.at(0) : 1; }
   int64_t count() const {

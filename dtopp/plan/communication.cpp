@@ -5,6 +5,7 @@
 #include <map>
 
 #include "dtopp/distributed/sharding/bucketed_reducer.h"
+#include "dtopp/moe/logit_sums.h"
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/logit_histogram.h"
 
@@ -140,7 +141,7 @@ SentBytes plan_all_gather(const models::Model& model, const distributed::Paralle
 
 // The approximate number of values in train/step_numbers.h: losses per micro-batch, gradient norms per chunk
 // (distributed/sharding/shard_layout.h), flags, the largest number of token-expert pairs per rank and
-// layer, tokens per expert, and the histograms of cumulative probabilities.
+// layer, tokens per expert, sums of logits, and the histograms of cumulative probabilities.
 double count_step_numbers(const config::RunConfig& config, const models::Model& model,
                           const distributed::ParallelDims& dims) {
   constexpr int64_t kLosses = 6, kFlags = 2, kTokenSums = 2;
@@ -157,7 +158,8 @@ double count_step_numbers(const config::RunConfig& config, const models::Model& 
   if (layers > 0 && config.routing.method == config::RoutingMethod::kExpertThreshold)
     count += layers * config.model.num_experts * ops::kLogitBins;
   if (layers > 0)
-    count += layers * dims.world_size + kTokenSums + layers * (2 * config.model.num_experts + 1);
+    count += layers * (dims.world_size + moe::logit_sums_size(config)) + kTokenSums +
+             layers * (2 * config.model.num_experts + 1);
   return static_cast<double>(count);
 }
 

@@ -116,7 +116,9 @@ bool Trainer::step(const StopToken& stop) {
   result.step = state_.step;
   result.tokens = state_.tokens;
   result.sample_position = state_.sample_position;
-  result.lr = optim::learning_rate(config_.optimizer, state_.step, config_.training.steps);
+  const optim::LearningRates rates =
+      optim::learning_rates(config_.optimizer, state_.step, config_.training.steps);
+  result.lr = rates.lr;
   result.data_seconds = sums.data_seconds;
   result.may_select_none = config::may_select_none(config_.routing.method);
   const at::Tensor squared_norms = [&] {
@@ -129,16 +131,16 @@ bool Trainer::step(const StopToken& stop) {
                           squared_norms.options(), *groups_.world);
   overflowed_ = numbers["overflowed"].ne(0);
   numbers.add("scale", scale_L);
-  apply(numbers, result.lr);
+  apply(numbers, rates);
   in_flight_.emplace_back(std::move(result), std::move(shape), numbers, begin, steady_seconds());
   return true;
 }
 
-void Trainer::apply(StepNumbers& numbers, double lr) {
+void Trainer::apply(StepNumbers& numbers, const optim::LearningRates& rates) {
   const StepDecision decision = decide(numbers, config_.optimizer);
   {
     RECORD_USER_SCOPE(std::string(kUpdateScope));
-    store_.step(lr, decision.divisor, decision.applied);
+    store_.step(rates, decision.divisor, decision.applied);
   }
   numbers.add("applied", decision.applied);
   const at::Tensor statistics = numbers.take("statistics"), logit_sums_LS = numbers.take("logit_sums");

@@ -120,7 +120,7 @@ class Trainer {
   // Whether this step, or an earlier one that must run again, exceeded its capacity: bool [].
   at::Tensor overflows(const StepSums& sums);
   // Updates parameters and controller as decided, after the gradients are complete.
-  void apply(StepNumbers& numbers, double lr);
+  void apply(StepNumbers& numbers, const optim::LearningRates& rates);
   // Restores the state before the step of this result. It and all later steps must run again.
   void undo(const StepResult& overflowed);
 

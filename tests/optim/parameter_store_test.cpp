@@ -42,7 +42,7 @@ class Average : public testing::TestWithParam<at::ScalarType> {
  protected:
   Average() : store_(two_parameters(), GetParam(), with_decay()) { store_.initialise(1); }
 
-  void step(int64_t number, bool applied) {
+  void step(int64_t number, bool applied, const LearningRates& rates = {0.05, 0.05}) {
     store_.begin_step(1);
     for (const parameters::ParameterSpec& spec : store_.specs()) {
       const at::Tensor parameter = store_.model_param(spec.name);
@@ -50,7 +50,7 @@ class Average : public testing::TestWithParam<at::ScalarType> {
     }
     store_.end_micro_batch();
     store_.finish_gradients();
-    store_.step(0.05, at::ones({}), at::scalar_tensor(applied, at::kBool));
+    store_.step(rates, at::ones({}), at::scalar_tensor(applied, at::kBool));
   }
 
   ParameterStore store_;
@@ -128,6 +128,15 @@ TEST_P(Average, changes_nothing_of_the_training) {
   for (int64_t number = 0; number < 5; ++number) step(number, number != 2);
   EXPECT_TRUE(plain.main_param("matrix").equal(store_.main_param("matrix")));
   EXPECT_TRUE(plain.ema_sources().empty());
+}
+
+// The first step of Adam moves each number by its rate.
+TEST_P(Average, moves_routers_at_their_own_rate) {
+  const at::Tensor matrix = store_.main_param("matrix").clone(), scale = store_.main_param("scale").clone();
+  step(0, true, {0.05, 0.01});
+  const at::Tensor after_decay = matrix * (1 - 0.05 * with_decay().weight_decay);
+  EXPECT_TRUE((store_.main_param("matrix") - after_decay).abs().allclose(at::full({}, 0.05F), 1e-3));
+  EXPECT_TRUE((store_.main_param("scale") - scale).abs().allclose(at::full({}, 0.01F), 1e-3));
 }
 
 INSTANTIATE_TEST_SUITE_P(ParameterStore, Average, testing::Values(at::kFloat, at::kBFloat16));

@@ -71,5 +71,17 @@ TEST(Schedule, wsd_may_decay_from_the_end_of_warm_up) {
                      learning_rate(optimizer(config::Schedule::kLinear), step, 1000));
 }
 
+TEST(Schedule, gives_routers_their_own_factor_and_warm_up) {
+  config::OptimizerConfig config = optimizer(config::Schedule::kConstant);
+  config.router_lr_factor = 0.1;
+  EXPECT_DOUBLE_EQ(learning_rates(config, 50, 1000).lr, 1.5e-3);
+  EXPECT_DOUBLE_EQ(learning_rates(config, 50, 1000).router, 1.5e-4);
+  config.router_warmup_steps = 400;
+  EXPECT_DOUBLE_EQ(learning_rates(config, 200, 1000).lr, 3e-3);
+  EXPECT_DOUBLE_EQ(learning_rates(config, 200, 1000).router, 1.5e-4);
+  EXPECT_DOUBLE_EQ(learning_rates(config, 400, 1000).router, 3e-4);
+  EXPECT_DOUBLE_EQ(learning_rates(config, 1000, 1000).router, 3e-4);
+}
+
 }  // namespace
 }  // namespace dtopp::optim

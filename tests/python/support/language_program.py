@@ -54,6 +54,7 @@ CASES = {
     "dtop_p_zero_experts_that_copy": {"model.zero_experts": 4, "model.zero_kind": "copy"},
     "dtop_p_shared_experts": {"model.shared_experts": 2},
     "dtop_p_shared_gate": {"model.shared_experts": 2, "model.shared_gate": "true", "model.norm": "rms", "model.qk_norm": "head"},
+    "dtop_p_slow_router": {"optimizer.router_lr_factor": 0.3, "optimizer.router_warmup_steps": 5},
     "dtop_p_lm_loss_alone": {"loss.lm_z": 0, "loss.load_balance": 0, "loss.dynamic": 0, "loss.router_z": 0},
 }
 

@@ -232,6 +232,12 @@ def learning_rate(config, step):
     return o["min_lr"] + 0.5 * (o["lr"] - o["min_lr"]) * (1 + math.cos(math.pi * share))
 
 
+def router_factor(optimizer, step):
+    """The factor of the routers' learning rate in step 1, 2, …."""
+    warmup = optimizer.get("router_warmup_steps", 0)
+    return optimizer.get("router_lr_factor", 1.0) * (min(step / warmup, 1.0) if warmup else 1.0)
+
+
 class Trainer:
     """Resumes from a checkpoint with given batches."""
 
@@ -286,14 +292,15 @@ class Trainer:
         shrink = o["grad_clip"] / norm if 0 < o["grad_clip"] < norm else 1.0
         with torch.no_grad():
             for name, p in self.parameters.items():
+                rate = lr * router_factor(o, self.step_count) if ".gate." in name else lr
                 g = gradients[name] * shrink
                 m, v = self.moments[name + ".exp_avg"], self.moments[name + ".exp_avg_sq"]
                 m.mul_(beta1).add_(g, alpha=1 - beta1)
                 v.mul_(beta2).add_(g * g, alpha=1 - beta2)
                 if name in self.decays:
-                    p.mul_(1 - lr * o["weight_decay"])
+                    p.mul_(1 - rate * o["weight_decay"])
                 m_hat = m / (1 - beta1**self.step_count)
                 v_hat = v / (1 - beta2**self.step_count)
-                p.sub_(lr * m_hat / (v_hat.sqrt() + o["eps"]))
+                p.sub_(rate * m_hat / (v_hat.sqrt() + o["eps"]))
                 p.grad = None
         return norm
