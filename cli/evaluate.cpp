@@ -15,6 +15,7 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/manifest.h"
+#include "dtopp/base/path_kind.h"
 #include "dtopp/base/stop_scope.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
@@ -35,7 +36,7 @@ void add_evaluate(CLI::App& app) {
 void add_evaluate_options(CLI::App& verb, EvaluateOptions& options) {
   verb.add_option("--output", options.output,
                   "also write the results as JSON to this file; in a folder, to a file whose name contains "
-                  "the texts, the checkpoint's step, the budget and the precision")
+                  "the texts or images, the checkpoint's step, the budget and the precision")
       ->check(in_existing_folder());
   verb.add_option("--batch-size", options.batch_size, "sequences or images per batch")
       ->capture_default_str()
@@ -136,6 +137,20 @@ tasks::EvaluatedModel evaluated_model(const EvaluateOptions& options,
   model.in_bf16 = compute_type(options.inference) == at::kBFloat16;
   if (routing.router) model.p = routing.router->metric("threshold");
   return model;
+}
+
+std::string kind_of(std::string kind, const std::vector<std::string>& paths) {
+  constexpr size_t kLongest = 120;  // bytes; a file name may have 255
+  for (const std::string& path : paths) {
+    std::filesystem::path name =
+        without_trailing_slash(std::filesystem::path(path).lexically_normal()).filename();
+    if (name.extension() == ".gz" || name.extension() == ".zst") name = name.stem();
+    kind += (&path == paths.data() ? "-" : "+") + name.stem().string();
+  }
+  if (kind.size() <= kLongest) return kind;
+  size_t end = kLongest;
+  while ((static_cast<unsigned char>(kind[end]) & 0xC0U) == 0x80U) --end;  // within a UTF-8 character
+  return kind.substr(0, end);
 }
 
 std::filesystem::path output_file(const EvaluateOptions& options, const std::string& kind,

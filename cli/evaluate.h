@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "cli/console_watch.h"
 #include "cli/inference.h"
@@ -66,11 +66,15 @@ eval::EvaluationText open_texts(const EvaluateOptions& options, const std::vecto
 tasks::EvaluatedModel evaluated_model(const EvaluateOptions& options,
                                       const checkpoint::Checkpoint& checkpoint, const moe::Routing& routing);
 
+// Returns the kind of the results of `paths`, from their names without folders and endings:
+// "text-sweep-train+validation", at most 120 bytes.
+std::string kind_of(std::string kind, const std::vector<std::string>& paths);
+
 // Returns the file for results of `kind` (see results_file); empty without --output and on other ranks than
 // rank 0. Call it before the evaluation, because it refuses a file that would be lost.
 std::filesystem::path output_file(const EvaluateOptions& options, const std::string& kind,
                                   const tasks::EvaluatedModel& model, const distributed::Collectives& ranks,
-                                  const nlohmann::ordered_json& measured = nlohmann::ordered_json::object());
+                                  const nlohmann::ordered_json& measured);
 
 // Returns the members of `model` and `results` as one object.
 nlohmann::ordered_json labeled(const tasks::EvaluatedModel& model, const nlohmann::ordered_json& results);

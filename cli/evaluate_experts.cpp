@@ -25,7 +25,9 @@ void evaluate_experts(const ExpertsOptions& options, distributed::Collectives& r
   require_same_work(options, checkpoint, text.size(), ranks);
   meet_target(model, options.inference, checkpoint, &text);
   const tasks::EvaluatedModel evaluated = evaluated_model(options, checkpoint, model.routing);
-  const std::filesystem::path file = output_file(options, "experts", evaluated, ranks);
+  nlohmann::ordered_json json = {{"texts", options.texts}};
+  const std::filesystem::path file =
+      output_file(options, kind_of("experts", options.texts), evaluated, ranks, json);
   std::vector<int64_t> ids(text.size());
   text.read(0, ids);
   std::vector<uint64_t> begins;
@@ -37,8 +39,9 @@ void evaluate_experts(const ExpertsOptions& options, distributed::Collectives& r
       model, text, tasks::find_token_kinds(ids, tokenizer, config.sequence_length, begins),
       options.batch_size, ranks, watch);
   watch.end();
-  if (ranks.rank() == 0)
-    report(options, file, labeled(evaluated, to_json(analysis, model)), eval::format_table(analysis));
+  if (ranks.rank() > 0) return;
+  json.update(to_json(analysis, model));
+  report(options, file, labeled(evaluated, json), eval::format_table(analysis));
 }
 
 }  // namespace

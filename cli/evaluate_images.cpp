@@ -52,8 +52,11 @@ void evaluate_images(const ImagesOptions& options, distributed::Collectives& ran
   evaluation.images = options.limit > 0 ? std::min(options.limit, all) : all;
   require_same_work(options, checkpoint, {{"images", evaluation.images}, {"hash", data.validation_hashes}},
                     ranks);
-  const std::filesystem::path file =
-      output_file(options, "images", evaluated_model(options, checkpoint, {}), ranks);
+  nlohmann::ordered_json json = {{"folder", options.images}, {"images", evaluation.images}};
+  const std::string kind =
+      evaluation.images < all ? "images-first-" + std::to_string(evaluation.images) : "images";
+  const std::filesystem::path file = output_file(options, kind_of(kind, {options.images}),
+                                                 evaluated_model(options, checkpoint, {}), ranks, json);
   evaluation.raw = measure(options, inference::ParameterKind::kRaw, model, data, evaluation.images, ranks);
   const tasks::EvaluatedModel evaluated = evaluated_model(options, checkpoint, model.routing);
   if (!options.dump.empty()) {
@@ -65,8 +68,9 @@ void evaluate_images(const ImagesOptions& options, distributed::Collectives& ran
     model = inference::load_diffusion_model(checkpoint, inference::ParameterKind::kEma, device);
     evaluation.ema = measure(options, inference::ParameterKind::kEma, model, data, evaluation.images, ranks);
   }
-  if (ranks.rank() == 0)
-    report(options, file, labeled(evaluated, to_json(evaluation)), eval::format_table(evaluation));
+  if (ranks.rank() > 0) return;
+  json.update(to_json(evaluation));
+  report(options, file, labeled(evaluated, json), eval::format_table(evaluation));
 }
 
 }  // namespace

@@ -95,7 +95,8 @@ void evaluate_once(TaskEvaluation& evaluation) {
   meet_target(evaluation.model, options.inference, evaluation.checkpoint);
   const tasks::EvaluatedModel evaluated =
       evaluated_model(options, evaluation.checkpoint, evaluation.model.routing);
-  const std::filesystem::path file = output_file(options, "tasks", evaluated, evaluation.ranks);
+  const std::filesystem::path file =
+      output_file(options, "tasks", evaluated, evaluation.ranks, nlohmann::ordered_json::object());
   tasks::KeptResults kept = evaluation.results_kept_for(file.empty() ? options.dump : file.string());
   const auto results = measure(evaluation, kept);
   if (!evaluation.first_rank()) return;
@@ -122,7 +123,8 @@ void sweep(TaskEvaluation& evaluation) {
   inference::InferenceModel& model = evaluation.model;
   const at::Tensor windows_BL = target_windows(options.inference, evaluation.checkpoint, model.config.model);
   const tasks::EvaluatedModel evaluated = evaluated_model(options, evaluation.checkpoint, {});
-  const std::filesystem::path file = output_file(options, "tasks-sweep", evaluated, evaluation.ranks);
+  const std::filesystem::path file =
+      output_file(options, "tasks-sweep", evaluated, evaluation.ranks, nlohmann::ordered_json::object());
   std::vector<eval::BudgetResult> budgets;
   std::vector<tasks::KeptResults> kept;
   for (const double target : options.sweep) {

@@ -11,7 +11,6 @@
 #include "cli/evaluate.h"
 #include "cli/option_checks.h"
 #include "dtopp/base/format.h"
-#include "dtopp/base/path_kind.h"
 #include "dtopp/eval/perplexity.h"
 #include "dtopp/eval/routing_file.h"
 #include "dtopp/eval/token_counts.h"
@@ -68,29 +67,15 @@ ordered_json measured_json(const TextOptions& options, eval::CountsRule rule) {
   return json;
 }
 
-// The name of a text without folders and endings: "novels" for books/novels.jsonl.zst.
-std::string stem_of(const std::string& text) {
-  std::filesystem::path name =
-      without_trailing_slash(std::filesystem::path(text).lexically_normal()).filename();
-  if (name.extension() == ".gz" || name.extension() == ".zst") name = name.stem();
-  return name.stem().string();
-}
-
 // Names the results in a folder: "text-by-document-novels", "text-sweep-train+validation".
-std::string kind_of(const TextOptions& options, eval::CountsRule rule) {
-  constexpr size_t kLongest = 120;  // bytes; a file name may have 255
+std::string kind_of_results(const TextOptions& options, eval::CountsRule rule) {
   std::string kind = "text";
   if (!options.sweep.empty()) kind += "-sweep";
   if (options.by_document) kind += "-by-document";
   if (!options.replay_routing.empty()) kind += "-replay";
   if (rule != eval::CountsRule::kAsIs) kind += "-" + options.counts;
   std::ranges::replace(kind, ':', '-');
-  for (const std::string& text : options.texts)
-    kind += (&text == options.texts.data() ? "-" : "+") + stem_of(text);
-  if (kind.size() <= kLongest) return kind;
-  size_t end = kLongest;
-  while ((static_cast<unsigned char>(kind[end]) & 0xC0U) == 0x80U) --end;  // within a UTF-8 character
-  return kind.substr(0, end);
+  return kind_of(kind, options.texts);
 }
 
 ordered_json perplexity_json(const eval::Perplexity& result, const std::optional<int64_t>& bytes) {
@@ -214,13 +199,13 @@ void evaluate_text(const TextOptions& options, distributed::Collectives& ranks) 
   tasks::EvaluatedModel evaluated = evaluated_model(options, checkpoint, {});
   std::filesystem::path file;
   if (!options.sweep.empty()) {
-    file = output_file(options, kind_of(options, rule), evaluated, ranks, json);
+    file = output_file(options, kind_of_results(options, rule), evaluated, ranks, json);
     const at::Tensor windows_BL = target_windows(options.inference, checkpoint, config, &measured.text);
     json.update(sweep_perplexity(options, measured, windows_BL, model, ranks));
   } else {
     meet_target(model, options.inference, checkpoint, &measured.text);
     if (options.replay_routing.empty()) evaluated = evaluated_model(options, checkpoint, model.routing);
-    file = output_file(options, kind_of(options, rule), evaluated, ranks, json);
+    file = output_file(options, kind_of_results(options, rule), evaluated, ranks, json);
     const eval::Perplexity result = routed_perplexity(options, measured, model, ranks);
     json.update(perplexity_json(result, measured.bytes));
     if (!options.json && ranks.rank() == 0) print_summary(checkpoint, result, measured.bytes);

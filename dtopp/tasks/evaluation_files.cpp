@@ -27,9 +27,10 @@ EvaluatedModel read_model(const Json& json) {
           json.value("p", std::vector<double>()), json.value("precision", "fp32") == "bf16"};
 }
 
-bool of_same_texts(const Json& a, const Json& b) {
-  return std::ranges::all_of(std::array{"texts", "by_document", "counts", "counts_seed", "replay_routing"},
-                             [&](const char* key) { return a.value(key, Json()) == b.value(key, Json()); });
+bool of_same_data(const Json& a, const Json& b) {
+  return std::ranges::all_of(
+      std::array{"texts", "by_document", "counts", "counts_seed", "replay_routing", "folder", "images"},
+      [&](const char* key) { return a.value(key, Json()) == b.value(key, Json()); });
 }
 
 // Throws UsageError unless `file` is new or empty, or holds earlier results of the same work.
@@ -38,11 +39,11 @@ void require_replaceable(const fs::path& file, const EvaluatedModel& model, cons
   const std::string text = read_file(file, kMaxBytes);
   if (text.empty()) return;
   EvaluatedModel stored;
-  bool same_texts = false;
+  bool same_data = false;
   try {
     const Json json = parse_json(text, file.string());
     stored = read_model(json);
-    same_texts = of_same_texts(json, measured);
+    same_data = of_same_data(json, measured);
   } catch (const std::exception&) {  // of the reader, or of a member
     throw UsageError(file.string() +
                      ": exists and holds no results of `dtopp evaluate`; name another file, or a folder");
@@ -50,26 +51,14 @@ void require_replaceable(const fs::path& file, const EvaluatedModel& model, cons
   if (stored != model)
     throw UsageError(file.string() + ": holds the results of " + label_of(stored) + ", but these are of " +
                      label_of(model) + "; name another file, or a folder");
-  if (!same_texts)
+  if (!same_data)
     throw UsageError(file.string() +
-                     ": holds the results of other texts or of other options; name another file");
+                     ": holds the results of other data or of other options; name another file");
 }
 
 void read_tasks(const Json& tasks, Evaluation& evaluation) {
   for (const auto& [name, task] : tasks.items())
     evaluation.tasks[name] = {task.at("accuracy").get<double>(), task.at("stderr").get<double>()};
-}
-
-void read_activations(const Json& json, Evaluation& evaluation) {
-  evaluation.layers.clear();
-  evaluation.kinds.clear();
-  for (const Json& layer : json.at("layers"))
-    evaluation.layers.push_back({layer.at("histogram"), layer.at("expert_load")});
-  for (const auto& [by, kinds] : json.at("tokens_by").items()) {
-    for (const Json& kind : kinds)
-      evaluation.kinds.push_back(
-          {by, kind.at("kind"), kind.at("tokens"), kind.at("mean"), kind.at("deviation")});
-  }
 }
 
 // Returns NaN for a member that is missing or null, as a number that is not finite is stored.
@@ -84,11 +73,29 @@ TextLoss read_loss(const Json& json, std::string text) {
           number_or_nan(json, "active_experts")};
 }
 
-// Reads the losses of all texts together and of each source.
-void read_texts(const Json& json, const fs::path& file, Evaluation& evaluation) {
+// "a.txt + b.txt", or the file's name if it names no texts.
+std::string texts_of(const Json& json, const fs::path& file) {
   std::string texts;
   for (const Json& text : json.value("texts", Json::array({file.filename().string()})))
     texts += (texts.empty() ? "" : " + ") + text.get<std::string>();
+  return texts;
+}
+
+void read_activations(const Json& json, const fs::path& file, Evaluation& evaluation) {
+  TextActivations activations{texts_of(json, file)};
+  for (const Json& layer : json.at("layers"))
+    activations.layers.push_back({layer.at("histogram"), layer.at("expert_load")});
+  for (const auto& [by, kinds] : json.at("tokens_by").items()) {
+    for (const Json& kind : kinds)
+      activations.kinds.push_back(
+          {by, kind.at("kind"), kind.at("tokens"), kind.at("mean"), kind.at("deviation")});
+  }
+  evaluation.activations.push_back(std::move(activations));
+}
+
+// Reads the losses of all texts together and of each source.
+void read_texts(const Json& json, const fs::path& file, Evaluation& evaluation) {
+  const std::string texts = texts_of(json, file);
   std::string options;
   if (json.value("by_document", false)) options += ", by document";
   if (json.contains("counts")) options += ", counts " + json["counts"].get<std::string>();
@@ -122,7 +129,7 @@ void read_one(const Json& json, const fs::path& file, std::map<EvaluatedModel, E
   if (tasks)
     read_tasks(json["tasks"], evaluation);
   else if (activations)
-    read_activations(json, evaluation);
+    read_activations(json, file, evaluation);
   else if (texts)
     read_texts(json, file, evaluation);
   else

@@ -38,10 +38,10 @@ std::string label_of(const EvaluatedModel& model);
 
 // Returns the file for results of `kind` ("tasks", "text-novels", …). If `output` is a folder, it is
 // `output`/tasks-step-00000512.json, with "-experts-4" for a target and "-bf16" for bf16; otherwise it is
-// `output`. `measured` is the part of the results that names the texts and their options.
+// `output`. `measured` is the part of the results that names the texts or images and their options.
 //
-// Throws: UsageError if the file holds results of another checkpoint, budget, precision, text or option of a
-//         text, or no results
+// Throws: UsageError if the file holds results of another checkpoint, budget, precision, text, folder of
+//         images or option, or no results
 std::filesystem::path results_file(const std::filesystem::path& output, const std::string& kind,
                                    const EvaluatedModel& model, const nlohmann::json& measured);
 
@@ -57,6 +57,12 @@ struct KindOfTokens {
   std::string by, kind;
   double tokens = 0, mean = 0, deviation = 0;
 };
+// The active experts of the texts of one file.
+struct TextActivations {
+  std::string texts;
+  std::vector<LayerActivations> layers = {};
+  std::vector<KindOfTokens> kinds = {};
+};
 // The loss of a text, or of one of its sources.
 struct TextLoss {
   std::string text;           // paths or the source, and options that change the loss
@@ -69,8 +75,7 @@ struct SweepPoint {
 };
 struct Evaluation {
   std::map<std::string, TaskScore> tasks;
-  std::vector<LayerActivations> layers;
-  std::vector<KindOfTokens> kinds;
+  std::vector<TextActivations> activations;
   std::vector<TextLoss> texts;
   std::vector<SweepPoint> loss_sweep, accuracy_sweep;
 };

@@ -88,8 +88,11 @@ TEST(ResultsFile, never_replaces_results_of_other_texts_or_options) {
   const auto stored = scratch / "text-a-step-00000512.json";
   write_file_atomically(stored, std::string(R"({"step": 512, "texts": ["x/a.txt"], "nll": 3})"));
   EXPECT_EQ(results_file(scratch.path(), "text-a", {512}, {{"texts", {"x/a.txt"}}}), stored);
-  for (const nlohmann::json& other : std::vector<nlohmann::json>{
-           kNoTexts, {{"texts", {"y/a.txt"}}}, {{"texts", {"x/a.txt"}}, {"by_document", true}}}) {
+  for (const nlohmann::json& other :
+       std::vector<nlohmann::json>{kNoTexts,
+                                   {{"texts", {"y/a.txt"}}},
+                                   {{"texts", {"x/a.txt"}}, {"by_document", true}},
+                                   {{"folder", "x"}, {"images", 3}}}) {
     EXPECT_THROW(results_file(scratch.path(), "text-a", {512}, other), UsageError);
     EXPECT_THROW(results_file(stored, "text-a", {512}, other), UsageError);
   }

@@ -50,20 +50,23 @@ ReportTable kinds_table(const std::string& label, const std::vector<tasks::KindO
 
 std::vector<ReportBlock> activation_blocks(RunDrawing& drawing, size_t run) {
   std::vector<ReportBlock> blocks;
-  for (const auto& [model, measured] : drawing.input.runs[run].evaluations.by_model) {
-    const std::string label = tasks::label_of(model);
-    if (!measured.layers.empty()) {
-      std::vector<std::vector<double>> loads, histograms;
-      for (const tasks::LayerActivations& layer : measured.layers) {
-        loads.push_back(layer.expert_load);
-        histograms.push_back(shares(layer.histogram));
+  for (const auto& [model, evaluation] : drawing.input.runs[run].evaluations.by_model) {
+    for (const tasks::TextActivations& measured : evaluation.activations) {
+      const std::string label = measured.texts + ", " + tasks::label_of(model);
+      if (!measured.layers.empty()) {
+        std::vector<std::vector<double>> loads, histograms;
+        for (const tasks::LayerActivations& layer : measured.layers) {
+          loads.push_back(layer.expert_load);
+          histograms.push_back(shares(layer.histogram));
+        }
+        blocks.push_back({map_of(drawing, run, label, "load", "Share of tokens that selected each expert",
+                                 "expert", loads)});
+        blocks.push_back(
+            {map_of(drawing, run, label, "histogram", "Share of tokens by their number of experts",
+                    "experts per token", histograms)});
       }
-      blocks.push_back({map_of(drawing, run, label, "load", "Share of tokens that selected each expert",
-                               "expert", loads)});
-      blocks.push_back({map_of(drawing, run, label, "histogram", "Share of tokens by their number of experts",
-                               "experts per token", histograms)});
+      if (!measured.kinds.empty()) blocks.push_back({kinds_table(label, measured.kinds)});
     }
-    if (!measured.kinds.empty()) blocks.push_back({kinds_table(label, measured.kinds)});
   }
   return blocks;
 }

@@ -71,6 +71,21 @@ def test_layers_and_experts_are_the_reference_models(run, text, tmp_path):
         assert layer["expert_load"] == pytest.approx((load[n] / len(active)).tolist(), abs=1e-6)
 
 
+def test_each_text_has_a_file_of_its_own_in_a_folder(run, text, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text(tiny_language_run.TEXT)
+    folder = tmp_path / "results"
+    folder.mkdir()
+    results = [json.loads(analyse(run, text, "--json", "--output", folder, *options)) for options in ([], ["--text", other])]
+    assert {path.name: json.loads(path.read_text()) for path in folder.iterdir()} == {
+        "experts-text-step-00000004.json": results[0], "experts-text+other-step-00000004.json": results[1]}
+    assert results[1]["texts"] == [str(text), str(other)]
+    file = folder / "experts-text-step-00000004.json"
+    done = tiny_run.dtopp("evaluate", "experts", run, "--text", other, "--output", file)
+    assert_refused(done, 2, file)
+    assert json.loads(file.read_text()) == results[0]
+
+
 def test_the_progress_ends_at_100_percent(run, text):
     done = tiny_run.dtopp("evaluate", "experts", run, "--text", text)
     assert re.search(r"experts +100%", done.stderr), done.stderr

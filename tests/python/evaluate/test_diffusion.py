@@ -111,6 +111,18 @@ def test_fewer_images_are_the_first_ones(random):
     assert evaluate(random, "--limit", 3)["images"] == 3
 
 
+def test_folders_and_limits_have_files_of_their_own_in_a_folder(random, tmp_path):
+    folder = tmp_path / "results"
+    folder.mkdir()
+    results = [evaluate(random, "--output", folder, *options) for options in ([], ["--limit", 3])]
+    names = ["images-held-out-step-00000006.json", "images-first-3-held-out-step-00000006.json"]
+    assert {path.name: json.loads(path.read_text()) for path in folder.iterdir()} == dict(zip(names, results))
+    assert results[0]["folder"] == str(random / "held-out")
+    done = tiny_run.dtopp("evaluate", "images", random / "run", "--images", random / "held-out", "--limit", 3, "--output",
+                          folder / names[0])
+    assert_refused(done, 2, folder / names[0])
+
+
 def test_the_dump_holds_what_was_asked_and_answered(random, tmp_path):
     evaluate(random, "--dump", tmp_path / "dump.safetensors", "--batch-size", 4)
     dump = load_file(tmp_path / "dump.safetensors")

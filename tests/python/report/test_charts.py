@@ -216,7 +216,7 @@ def test_evaluations_in_the_runs_folder_are_shown(tmp_path, open_page):
     page = open_page(report(tmp_path / "report.html", run))
     sweep = charts_of(page, "Loss at other budgets, from one checkpoint")["series"][0]
     assert sweep["x"] == [2, 3, 4] and same(sweep["y"], [4.8, 4.7, 4.6])
-    assert charts_of(page, "Share of tokens by their number of experts, step 120")["series"][0]["y"] == [0, 0.75, 0.25]
+    assert charts_of(page, "Share of tokens by their number of experts, activations.json, step 120")["series"][0]["y"] == [0, 0.75, 0.25]
     table = page.locator("#compared table").first
     assert table.locator("thead th").all_text_contents()[:4] == ["task", "one, step 60", "one, step 120",
                                                                  "one, step 120, 3.5 experts"]
