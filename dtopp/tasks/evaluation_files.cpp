@@ -105,36 +105,33 @@ void read_texts(const Json& json, const fs::path& file, Evaluation& evaluation) 
     evaluation.texts.push_back(read_loss(source, source.at("source").get<std::string>() + options));
 }
 
-void read_sweep(const Json& sweep, Evaluation& evaluation) {
-  for (const Json& point : sweep) {
+// The losses of a sweep belong to the budgets of their own.
+void read_sweep(const Json& json, const fs::path& file, std::map<EvaluatedModel, Evaluation>& by_model) {
+  EvaluatedModel model = read_model(json);
+  std::vector<SweepPoint>& accuracies = by_model[model].accuracy_sweep;
+  for (const Json& point : json["sweep"]) {
     const double target = point.at("target_experts");
-    if (point.contains("nll"))
-      evaluation.loss_sweep.push_back({point.value("active_experts", target), point.at("nll")});
-    else
-      evaluation.accuracy_sweep.push_back({target, point.at("average")});
+    if (!point.contains("nll")) {
+      accuracies.push_back({target, point.at("average")});
+      continue;
+    }
+    Json texts = json;
+    texts.update(point);
+    model.target_experts = target;
+    read_texts(texts, file, by_model[model]);
   }
-  const auto by_experts = [](const SweepPoint& a, const SweepPoint& b) { return a.experts < b.experts; };
-  std::ranges::sort(evaluation.loss_sweep, by_experts);
-  std::ranges::sort(evaluation.accuracy_sweep, by_experts);
+  std::ranges::sort(accuracies, {}, &SweepPoint::experts);
 }
 
 void read_one(const Json& json, const fs::path& file, std::map<EvaluatedModel, Evaluation>& by_model) {
-  const bool tasks = json.contains("tasks") && json.contains("average");
-  const bool activations = json.contains("layers") && json.contains("tokens_by");
-  const bool texts = json.contains("nll") && json.contains("perplexity");
-  if (!tasks && !activations && !texts && !json.contains("sweep")) return;
-  const EvaluatedModel model = read_model(json);
-  const auto found = by_model.find(model);
-  Evaluation evaluation = found == by_model.end() ? Evaluation() : found->second;
-  if (tasks)
-    read_tasks(json["tasks"], evaluation);
-  else if (activations)
-    read_activations(json, file, evaluation);
-  else if (texts)
-    read_texts(json, file, evaluation);
-  else
-    read_sweep(json["sweep"], evaluation);
-  by_model[model] = std::move(evaluation);  // only complete files count
+  if (json.contains("tasks") && json.contains("average"))
+    read_tasks(json["tasks"], by_model[read_model(json)]);
+  else if (json.contains("layers") && json.contains("tokens_by"))
+    read_activations(json, file, by_model[read_model(json)]);
+  else if (json.contains("nll") && json.contains("perplexity"))
+    read_texts(json, file, by_model[read_model(json)]);
+  else if (json.contains("sweep"))
+    read_sweep(json, file, by_model);
 }
 
 }  // namespace
@@ -177,7 +174,10 @@ Evaluations read_evaluations(const fs::path& run) {
   for (const fs::path& file : files) {
     try {
       const Json json = parse_json(read_file(file, kMaxBytes), file.string());
-      if (json.is_object()) read_one(json, file, evaluations.by_model);
+      if (!json.is_object()) continue;
+      auto by_model = evaluations.by_model;  // only complete files count
+      read_one(json, file, by_model);
+      evaluations.by_model = std::move(by_model);
     } catch (const DataError& error) {
       evaluations.skipped.push_back(std::string(error.what()) + "; skipped");
     } catch (const Json::exception& error) {

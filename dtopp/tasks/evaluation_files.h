@@ -71,13 +71,13 @@ struct TextLoss {
   double active_experts = 0;  // per token; NaN if it was not measured
 };
 struct SweepPoint {
-  double experts = 0, value = 0;  // value: nll in nats per token, or the average accuracy
+  double experts = 0, accuracy = 0;  // the average over tasks
 };
 struct Evaluation {
   std::map<std::string, TaskScore> tasks;
   std::vector<TextActivations> activations;
   std::vector<TextLoss> texts;
-  std::vector<SweepPoint> loss_sweep, accuracy_sweep;
+  std::vector<SweepPoint> accuracy_sweep;
 };
 
 struct Evaluations {

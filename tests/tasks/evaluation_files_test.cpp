@@ -57,6 +57,30 @@ TEST(EvaluationFiles, of_texts_have_the_loss_of_all_and_of_each_source) {
   EXPECT_TRUE(std::isnan(texts[2].nll) && std::isnan(texts[2].bits_per_byte));
 }
 
+TEST(EvaluationFiles, of_sweeps_have_a_loss_per_text_and_budget) {
+  ScratchDirectory scratch;
+  write_file_atomically(scratch / "a.json",
+                        std::string(R"({"step": 64, "texts": ["x", "y"], "by_document": true, "sweep": [
+      {"target_experts": 4, "nll": 3, "active_experts": 4.1, "sources": [{"source": "x", "nll": 2}]},
+      {"target_experts": 2, "nll": 5}]})"));
+  write_file_atomically(
+      scratch / "b.json",
+      std::string(R"({"step": 64, "texts": ["z"], "sweep": [{"target_experts": 2, "nll": 1}]})"));
+  write_file_atomically(
+      scratch / "c.json",
+      std::string(R"({"step": 64, "sweep": [{"target_experts": 2, "nll": 1}, {"nll": 1}]})"));
+  const Evaluations evaluations = read_evaluations(scratch.path());
+  EXPECT_THAT(evaluations.skipped, ElementsAre(HasSubstr("c.json: ")));
+  const auto texts = [&](double target) {
+    std::vector<std::pair<std::string, double>> losses;
+    for (const TextLoss& text : evaluations.by_model.at({64, target}).texts)
+      losses.emplace_back(text.text, text.nll);
+    return losses;
+  };
+  EXPECT_THAT(texts(2), ElementsAre(std::pair("x + y, by document", 5), std::pair("z", 1)));
+  EXPECT_THAT(texts(4), ElementsAre(std::pair("x + y, by document", 3), std::pair("x, by document", 2)));
+}
+
 TEST(EvaluationFiles, that_are_damaged_are_skipped_and_named) {
   ScratchDirectory scratch;
   write_file_atomically(scratch / "a.json", std::string(R"({"step": 64, "tasks": {"copa)"));

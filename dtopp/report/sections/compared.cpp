@@ -123,6 +123,23 @@ ReportTable benchmark_table(const ReportInput& input, const std::vector<std::str
   return table;
 }
 
+// Returns the measured sweeps over the number of active experts.
+ReportChart sweep_chart(RunDrawing& drawing) {
+  ReportChart chart{"Accuracy at other budgets, from one checkpoint", "average over tasks"};
+  chart.own_x = "active experts per token";
+  for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
+    for (const auto& [model, evaluation] : drawing.input.runs[run].evaluations.by_model) {
+      std::vector<double> x, y;
+      for (const tasks::SweepPoint& point : evaluation.accuracy_sweep) {
+        x.push_back(point.experts);
+        y.push_back(point.accuracy);
+      }
+      if (!x.empty()) chart.lines.push_back(drawing.points(run, "sweep", tasks::label_of(model), x, y));
+    }
+  }
+  return chart;
+}
+
 std::string sentence_of_study(const ReportInput& input) {
   std::string text = "Runs of the study:";
   for (const auto& [status, n] : input.study_runs)
@@ -143,6 +160,8 @@ std::optional<ReportSection> compared_section(RunDrawing& drawing) {
   }
   const std::vector<std::string> tasks = tasks_of(input);
   if (!tasks.empty()) section.blocks.push_back({benchmark_table(input, tasks)});
+  if (ReportChart sweep = sweep_chart(drawing); !sweep.lines.empty())
+    section.blocks.push_back({std::move(sweep)});
   for (const std::string& task : tasks) {
     auto lines = drawing.lines(std::string(kTask) + task + std::string(kAccuracy), {.marks = true});
     if (!lines.empty()) section.blocks.push_back({ReportChart{task, "accuracy", std::move(lines)}});

@@ -76,30 +76,6 @@ ReportChart memory_chart(RunDrawing& drawing) {
   return chart;
 }
 
-// Returns a chart of measured sweeps over the number of active experts.
-ReportChart sweep_chart(RunDrawing& drawing, const char* title, const char* unit,
-                        std::vector<tasks::SweepPoint> tasks::Evaluation::*sweep) {
-  ReportChart chart{title, unit};
-  chart.own_x = "active experts per token";
-  for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
-    for (const auto& [model, evaluation] : drawing.input.runs[run].evaluations.by_model) {
-      std::vector<double> x, y;
-      for (const tasks::SweepPoint& point : evaluation.*sweep) {
-        x.push_back(point.experts);
-        y.push_back(point.value);
-      }
-      if (x.empty()) continue;
-      const std::string column = std::to_string(run) + " sweep " + title + " " + tasks::label_of(model);
-      ReportLine line{static_cast<int>(run), tasks::label_of(model)};
-      line.x = drawing.columns.add_exact(column + " x", x);
-      line.y = drawing.columns.add(column, y);
-      line.marks = true;
-      chart.lines.push_back(std::move(line));
-    }
-  }
-  return chart;
-}
-
 std::string sentence_of_cost(const ReportRun& run) {
   return "Training has taken " + duration(hours_of(run)) + " so far, at " +
          scaled(of(run, "throughput/tokens_per_second", median)) + " tokens per second and " +
@@ -134,10 +110,6 @@ std::optional<ReportSection> cost_section(RunDrawing& drawing) {
   std::ranges::move(drawing.lines("comm/exposed_share", {.name = "for ranks", .minor = true}),
                     std::back_inserter(waiting.lines));
   add(std::move(waiting));
-  add(sweep_chart(drawing, "Loss at other budgets, from one checkpoint", "nats per token",
-                  &tasks::Evaluation::loss_sweep));
-  add(sweep_chart(drawing, "Accuracy at other budgets, from one checkpoint", "average over tasks",
-                  &tasks::Evaluation::accuracy_sweep));
   return section;
 }
 

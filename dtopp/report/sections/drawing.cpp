@@ -152,6 +152,16 @@ ReportHeatMap RunDrawing::heat_map(size_t run, const std::string& key, const std
   return map;
 }
 
+ReportLine RunDrawing::points(size_t run, const std::string& key, const std::string& name,
+                              const std::vector<double>& x, const std::vector<double>& y) {
+  const std::string column = std::to_string(run) + " " + key + " " + name;
+  ReportLine line{static_cast<int>(run), name};
+  line.x = columns.add_exact(column + " x", x);
+  line.y = columns.add(column, y);
+  line.marks = true;
+  return line;
+}
+
 std::optional<ReportHeatMap> RunDrawing::layers(size_t run, const std::string& name,
                                                 const std::string& title) {
   std::map<int, const runs::Series*> by_layer;

@@ -47,6 +47,9 @@ class RunDrawing {
   std::vector<ReportLine> lines(const std::string& metric, const LineStyle& style = {});
   ReportLine line(size_t run, const std::string& key, const runs::Series& series, const LineStyle& style = {},
                   const runs::Series* band = nullptr);
+  // Returns a line of marked points over the chart's own x.
+  ReportLine points(size_t run, const std::string& key, const std::string& name, const std::vector<double>& x,
+                    const std::vector<double>& y);
   // Returns a map with one row per layer (moe/layer_00/NAME, …); nullopt if the run has no such metric.
   std::optional<ReportHeatMap> layers(size_t run, const std::string& name, const std::string& title);
   // Returns a map of `rows` over the steps of the first row.

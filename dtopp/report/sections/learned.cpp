@@ -181,6 +181,29 @@ std::optional<ReportTable> texts_table(const ReportInput& input) {
   return table;
 }
 
+// Returns a line per evaluated text and checkpoint over the budgets at which it was measured.
+ReportChart budgets_chart(RunDrawing& drawing) {
+  ReportChart chart{"Loss at other budgets, from one checkpoint", "nats per token"};
+  chart.own_x = "active experts per token";
+  for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
+    std::map<std::string, std::pair<std::vector<double>, std::vector<double>>> lines;
+    for (const auto& [model, evaluation] : drawing.input.runs[run].evaluations.by_model) {
+      if (model.target_experts == 0) continue;
+      const tasks::EvaluatedModel checkpoint{.step = model.step, .in_bf16 = model.in_bf16};
+      for (const tasks::TextLoss& text : evaluation.texts) {
+        auto& [x, y] = lines[text.text + ", " + tasks::label_of(checkpoint)];
+        x.push_back(std::isnan(text.active_experts) ? model.target_experts : text.active_experts);
+        y.push_back(text.nll);
+      }
+    }
+    for (const auto& [name, points] : lines) {
+      const auto& [x, y] = points;
+      if (x.size() > 1) chart.lines.push_back(drawing.points(run, "budgets", name, x, y));
+    }
+  }
+  return chart;
+}
+
 std::pair<double, int64_t> lowest(const runs::Series& series) {
   std::pair<double, int64_t> found{std::nan(""), 0};
   for (size_t i = 0; i < series.values.size(); ++i) {
@@ -270,6 +293,7 @@ std::optional<ReportSection> learned_section(RunDrawing& drawing) {
   section.blocks.push_back({final_table(input)});
   add_sources(drawing, section);
   if (auto texts = texts_table(input)) section.blocks.push_back({std::move(*texts)});
+  add_chart(section, budgets_chart(drawing));
   if (auto unusual = unusual_steps(input)) section.blocks.push_back({std::move(*unusual)});
   add_chart(section, {.title = "Gradient norm",
                       .y_label = "before clipping",

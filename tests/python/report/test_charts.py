@@ -208,14 +208,24 @@ def test_evaluations_in_the_runs_folder_are_shown(tmp_path, open_page):
         {"step": 120, "target_experts": 3.5, "tasks": {"copa": copa | {"accuracy": 0.6}}, "average": 0.6}))
     (run / "torn.json").write_text('{"step": 120, "tasks": {"copa')
     (run / "no_step.json").write_text(json.dumps({"tasks": {"copa": copa}, "average": 0.53}))
-    (run / "sweep.json").write_text(json.dumps({"step": 120, "sweep": [
-        {"target_experts": t, "active_experts": t, "nll": 5 - t / 10, "perplexity": 1.0, "tokens": 9} for t in (2, 4, 3)]}))
+    for name, nll in (("novels", 5), ("plays", 6)):
+        (run / f"sweep-{name}.json").write_text(json.dumps({"step": 120, "texts": [name], "sweep": [
+            {"target_experts": t, "active_experts": t + .5, "nll": nll - t / 10, "perplexity": 1.0, "tokens": 9} for t in (2, 4, 3)]}))
+    (run / "tasks-sweep.json").write_text(json.dumps({"step": 120, "sweep": [
+        {"target_experts": t, "tasks": {"copa": copa}, "average": t / 10} for t in (4, 2)]}))
     (run / "activations.json").write_text(json.dumps({
         "step": 120, "layers": [{"histogram": [0, 3, 1], "expert_load": [0.5, 0.75]}, {"histogram": [0, 1, 1], "expert_load": [1.0, 0.5]}],
         "tokens_by": {"position": [{"kind": "first", "tokens": 4, "mean": 1.5, "deviation": 0.5, "layer_means": [1, 2]}]}}))
     page = open_page(report(tmp_path / "report.html", run))
-    sweep = charts_of(page, "Loss at other budgets, from one checkpoint")["series"][0]
-    assert sweep["x"] == [2, 3, 4] and same(sweep["y"], [4.8, 4.7, 4.6])
+    sweeps = charts_of(page, "Loss at other budgets, from one checkpoint")["series"]
+    assert [sweep["name"] for sweep in sweeps] == ["one · novels, step 120", "one · plays, step 120"]
+    assert all(sweep["x"] == [2.5, 3.5, 4.5] for sweep in sweeps) and same(sweeps[0]["y"], [4.8, 4.7, 4.6])
+    assert page.locator("#learned h3", has_text="Loss at other budgets").count() == 1
+    listed = page.locator("#learned table", has_text="Evaluated texts").locator("tbody tr")
+    assert [[row.locator("th, td").nth(i).text_content() for i in (1, 2, 5, 7)] for row in listed.all()] == [
+        [name, f"{nll - t / 10:.4f}", f"{t + .5:.3f}", str(t)] for t in (2, 3, 4) for name, nll in (("novels", 5), ("plays", 6))]
+    accuracy = charts_of(page, "Accuracy at other budgets, from one checkpoint")["series"][0]
+    assert accuracy["x"] == [2, 4] and same(accuracy["y"], [.2, .4])
     assert charts_of(page, "Share of tokens by their number of experts, activations.json, step 120")["series"][0]["y"] == [0, 0.75, 0.25]
     table = page.locator("#compared table").first
     assert table.locator("thead th").all_text_contents()[:4] == ["task", "one, step 60", "one, step 120",
