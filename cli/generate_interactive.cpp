@@ -21,9 +21,15 @@
 namespace dtopp::cli {
 namespace {
 
-constexpr const char* kCommands =
-    "/target N: use N experts per token; /experts: show or hide them; /temperature X; /again: write the last "
-    "piece again; /reset: start an empty text; /quit: exit";
+constexpr const char* kHint = "/help lists the commands; /quit exits";
+constexpr const char* kHelp = R"(commands:
+  /target N       use N experts per token
+  /experts        show or hide the experts of each token
+  /temperature X  set the temperature of sampling; 0: the most likely token
+  /again          write the last piece again
+  /reset          start an empty text
+  /help           list the commands
+  /quit           exit)";
 
 // The lines of standard input. A signal ends the wait for a line.
 class InputLines {
@@ -112,7 +118,7 @@ class Interactive {
       if (temperature < 0) throw UsageError("/temperature: must be 0 or more");
       session_.set_temperature(temperature);
     } else if (!argument.empty()) {
-      throw UsageError(line + ": unknown; " + kCommands);
+      throw UsageError(line + ": unknown; " + kHint);
     } else if (command == "/experts") {
       if (checkpoint_.config().model.is_dense()) throw UsageError("/experts: the model has no experts");
       show_experts_ = !show_experts_;
@@ -124,10 +130,12 @@ class Interactive {
     } else if (command == "/reset") {
       session_.clear();
       is_empty_ = true;
+    } else if (command == "/help") {
+      print_message(kHelp);
     } else if (command == "/quit") {
       return false;
     } else {
-      throw UsageError(command + ": unknown; " + kCommands);
+      throw UsageError(command + ": unknown; " + kHint);
     }
     return true;
   }
@@ -181,7 +189,7 @@ void generate_interactively(const GenerateOptions& options) {
   Interactive session(options);
   stop_on_signals();
   print_message("continues your text; it was not trained to answer. An empty line continues further.");
-  print_message(kCommands);
+  print_message(kHint);
   const bool terminal = isatty(STDIN_FILENO) != 0;
   InputLines lines;
   for (bool goes_on = true; goes_on;) {

@@ -212,6 +212,14 @@ def test_commands_change_the_session(run, tmp_path):
     assert set(numbers[:6]) == {1.0} and numbers[-1] == 8.0 and "the next text shows its experts" in done.stderr
 
 
+def test_help_lists_every_command_once_asked(run):
+    commands = ["/target", "/experts", "/temperature", "/again", "/reset", "/help", "/quit"]
+    started = interact(run, ["/quit"]).stderr
+    assert "/help" in started and max(map(len, started.splitlines())) <= 100
+    told = interact(run, ["/help", "/quit"]).stderr.removeprefix(started)
+    assert re.findall(r"^  (/\w+)", told, re.M) == commands
+
+
 @pytest.mark.parametrize("line, names", [
     ("/target", "/target"), ("/target much", "/target"), ("/target 99", "/target"), ("/target 2", "--target-text"),
     ("/temperature -1", "/temperature"), ("/again", "/again"), ("/reset now", "/reset"), ("/bogus", "/bogus"),
