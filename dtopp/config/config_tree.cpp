@@ -17,12 +17,6 @@ using Kind = ConfigNode::Kind;
 constexpr size_t kMaxKeyParts = 32;
 constexpr size_t kMaxBases = 16;
 
-std::string list_methods(const ConfigNode& methods) {
-  std::string list;
-  for (const std::string& name : methods.keys) list.append(list.empty() ? "one of " : ", ").append(name);
-  return list;
-}
-
 // Merges `top` into `node`; values of `top` win.
 void merge(ConfigNode& node, ConfigNode top) {
   if (top.kind == Kind::kNull && node.kind == Kind::kMapping) return;  // "section:" without content
@@ -58,11 +52,8 @@ ConfigNode method_named(const ConfigNode& tree, const ConfigNode& name) {
   const ConfigNode* methods = tree.find("methods");
   if (methods == nullptr)
     throw UsageError(name.location() + ": method: this configuration defines no methods; set routing.method");
-  const ConfigNode* layer = methods->find(name.text);
-  if (name.kind != Kind::kScalar || layer == nullptr)
-    throw UsageError(name.location() + ": method: expected " + list_methods(*methods) + ", got " +
-                     quote_for_message(name.text));
-  return *layer;
+  const ConfigNode* layer = name.quoted ? methods->find(name.text) : nullptr;
+  return layer != nullptr ? *layer : *methods->find(detail::choice_text(name, "method", methods->keys));
 }
 
 // "; did you mean DIR/NAME.yaml method=…?" if DIR/NAME-….yaml is missing and DIR/NAME.yaml exists.

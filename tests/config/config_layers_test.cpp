@@ -60,7 +60,7 @@ TEST_F(Machinery, a_method_wins_over_the_layers_below_and_loses_to_its_own_layer
 TEST_F(Machinery, an_unknown_method_names_the_known_ones) {
   write("preset.yaml", "methods: {few: {flag: true}, many:}\n");
   EXPECT_EQ(usage_error([&] { load_config_tree(write("a.yaml", "base: preset.yaml\nmethod: fwe\n")); }),
-            "a.yaml:2: method: expected one of few, many, got 'fwe'");
+            "a.yaml:2: method: expected one of few, many, got 'fwe'; did you mean few?");
   EXPECT_EQ(usage_error([&] { load_config_tree(write("b.yaml", "method: few\n")); }),
             "b.yaml:1: method: this configuration defines no methods; set routing.method");
   EXPECT_EQ(usage_error([&] { load_config_tree(root_ / "preset-fewer.yaml"); }),
