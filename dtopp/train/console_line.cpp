@@ -35,16 +35,15 @@ std::string routing_text(const config::RunConfig& config, const StepResult& resu
 
 }  // namespace
 
-std::string run_line(const config::RunConfig& config, const plan::Plan& plan) {
+std::string run_line(const config::RunConfig& config, const plan::Plan& plan, int64_t steps) {
   const auto count = [](auto number) { return format_count(static_cast<double>(number)); };
-  const config::TrainingConfig& training = config.training;
   std::string line = count(plan.parameters) + " parameters";
   if (plan.active_parameters != plan.parameters)
     line += ", " + count(plan.active_parameters) + " active per token";
-  return line + "; " + std::to_string(training.steps) + " steps of " +
-         std::to_string(training.global_batch_size) + " x " +
+  return line + "; " + std::to_string(steps) + " steps of " +
+         std::to_string(config.training.global_batch_size) + " x " +
          std::to_string(config.model.tokens_per_sample()) +
-         " tokens: " + count(plan.tokens_per_step * static_cast<uint64_t>(training.steps)) + " tokens";
+         " tokens: " + count(plan.tokens_per_step * static_cast<uint64_t>(steps)) + " tokens";
 }
 
 std::string device_line(const std::string& device, const std::string& precision,

@@ -11,7 +11,9 @@
 namespace dtopp::train {
 
 // 1.51M parameters, 0.91M active per token; 300 steps of 4 x 256 tokens: 307k tokens
-std::string run_line(const config::RunConfig& config, const plan::Plan& plan);
+//
+// `steps` are those that this process trains; a profile trains only a few of the run's.
+std::string run_line(const config::RunConfig& config, const plan::Plan& plan, int64_t steps);
 
 // The run's device with its speed, the precision and the output.
 std::string device_line(const std::string& device, const std::string& precision,

@@ -81,8 +81,9 @@ int64_t Run::last_step() const {
   if (profile_steps_ == 0) return config_.training.steps;
   const int64_t left = config_.training.steps - trainer_.state().step;
   if (left < profile_steps_)
-    throw UsageError("--profile " + std::to_string(profile_steps_) + ": the run has " + std::to_string(left) +
-                     " steps left; set training.steps or another output");
+    throw UsageError("--profile " + std::to_string(profile_steps_) + ": " + config_.output + " has " +
+                     std::to_string(left) + " of its " + std::to_string(config_.training.steps) +
+                     " steps left; choose another output, or fewer steps");
   return trainer_.state().step + profile_steps_;
 }
 
@@ -95,7 +96,7 @@ void Run::open_outputs(bool resumed) {
   StepYardstick yardstick{.fixed_flops_per_token = static_cast<double>(plan_.fixed_flops_per_token),
                           .flops_per_expert = static_cast<double>(plan_.flops_per_expert),
                           .tokens = static_cast<double>(trainer_.step_tokens()),
-                          .last_step = config_.training.steps,
+                          .last_step = last_step_,
                           .seconds_before = runs::last_value(config_.output, "throughput/seconds"),
                           .matrix_rate = device::measure_matrix_rate(at::device(device).dtype(type))};
   if (!device.is_cpu())
@@ -105,7 +106,7 @@ void Run::open_outputs(bool resumed) {
     profile_.emplace();
     rates_ = {yardstick.matrix_rate, device::measure_memory_rate()};
   }
-  log_.message(run_line(config_, plan_));
+  log_.message(run_line(config_, plan_, profile_steps_ > 0 ? profile_steps_ : config_.training.steps));
   log_.message(device_line(device::describe_device(device), type == at::kBFloat16 ? "bf16" : "fp32",
                            yardstick, config_.output));
   if (trainer_.data().validation_samples == 0 && config_.validation.every > 0)

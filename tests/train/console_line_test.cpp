@@ -90,10 +90,10 @@ TEST(RunLine, names_parameters_and_tokens) {
   plan.parameters = 1'510'000;
   plan.active_parameters = 912'000;
   plan.tokens_per_step = 1024;
-  EXPECT_EQ(run_line(config, plan),
+  EXPECT_EQ(run_line(config, plan, 300),
             "1.51M parameters, 912k active per token; 300 steps of 4 x 256 tokens: 307k tokens");
   plan.active_parameters = plan.parameters;
-  EXPECT_EQ(run_line(config, plan), "1.51M parameters; 300 steps of 4 x 256 tokens: 307k tokens");
+  EXPECT_EQ(run_line(config, plan, 300), "1.51M parameters; 300 steps of 4 x 256 tokens: 307k tokens");
 }
 
 TEST(ValidationLine, names_what_was_measured) {

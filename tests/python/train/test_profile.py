@@ -31,6 +31,7 @@ def profiled(dtopp_binary, request, tmp_path_factory):
         assert done.returncode == 0, done.stderr
         if "--profile" in extra:
             printed = done.stdout
+            assert f"; {STEPS} steps of 4 x 128 tokens: " in done.stderr
     return folder, printed, config, sizes
 
 
@@ -91,6 +92,8 @@ def test_the_profile_changes_no_bit_and_the_run_resumes(profiled):
     resumed = tiny_run.dtopp("train", config, "logging.every=1", "validation.every=0", *sizes, f"output={folder}/profiled")
     assert resumed.returncode == 0, resumed.stderr
     assert tiny_run.state(folder / "profiled", 12) == tiny_run.state(folder / "plain", 12)
+    again = tiny_run.dtopp("train", config, "logging.every=1", "validation.every=0", *sizes, f"output={folder}/profiled", "--profile", "2")
+    assert_refused(again, 2, ["--profile 2", folder / "profiled", "0 of its 12 steps", "choose another output"], alone=False)
 
 
 @pytest.mark.parametrize("steps", ["1", "0", "-3", "1001", "many", "2.5"])
