@@ -229,8 +229,9 @@ std::string format_table(const NllByExperts& losses) {
       format("\n%-28s %8s %10s %10s\n", "experts, mean over layers", "nll", "error", "tokens");
   const auto layers = static_cast<double>(losses.num_layers);
   for (const ExpertGroup& group : group_by_experts(losses.all)) {
-    const std::string range = format("%.3g", static_cast<double>(group.least) / layers) + "-" +
-                              format("%.3g", static_cast<double>(group.most) / layers);
+    const std::string least = format("%.3g", static_cast<double>(group.least) / layers),
+                      most = format("%.3g", static_cast<double>(group.most) / layers);
+    const std::string range = least == most ? least : least + "-" + most;
     table += format("%-28s %8.3f %10s %10lld\n", range.c_str(), group.nll,
                     text_of(group.standard_error).c_str(), static_cast<long long>(group.tokens));
   }

@@ -1,5 +1,6 @@
 #include "dtopp/plan/plan_text.h"
 
+#include <algorithm>
 #include <array>
 
 #include <nlohmann/json.hpp>
@@ -19,6 +20,12 @@ std::string with_unit(double value) {
     ++unit;
   }
   return format(unit == 0 ? "%.0f%s" : "%.3f%s", value, kUnits[unit]);
+}
+
+// "optimizer moments" for optimizer_moments, the name in --json.
+std::string words(std::string name) {
+  std::ranges::replace(name, '_', ' ');
+  return name;
 }
 
 std::string row(const std::string& name, const std::string& value, const std::string& note = "") {
@@ -53,12 +60,12 @@ std::string precision_text(const Plan& plan) {
 std::string memory_rows(const Plan& plan) {
   std::string text = std::string("memory") + (plan.dims.world_size > 1 ? " of each rank" : "") + "\n";
   for (const models::MemoryPart& part : plan.memory) {
-    if (part.bytes > 0) text += row("  " + part.name, format_bytes(static_cast<double>(part.bytes)));
+    if (part.bytes > 0) text += row("  " + words(part.name), format_bytes(static_cast<double>(part.bytes)));
   }
   text += row("  total", format_bytes(static_cast<double>(plan.memory_bytes())),
               "micro-batch " + std::to_string(plan.micro_batch_size) + ", " + precision_text(plan));
   if (plan.snapshot_bytes == 0) return text;
-  return text + row("  checkpoint_snapshot", format_bytes(static_cast<double>(plan.snapshot_bytes)),
+  return text + row("  checkpoint snapshot", format_bytes(static_cast<double>(plan.snapshot_bytes)),
                     "in addition, of the host: checkpoint.asynchronous");
 }
 
@@ -87,7 +94,7 @@ std::string sent_rows(const Plan& plan) {
   const TotalBytes total = sent_bytes(plan);
   for (const CollectiveBytes& sent : by_collective(plan.communication)) {
     if (sent.inside + sent.between > 0)
-      text += columns("  " + sent.name, bytes(sent.inside), bytes(sent.between));
+      text += columns("  " + words(sent.name), bytes(sent.inside), bytes(sent.between));
   }
   text += columns("  total", bytes(total.inside), bytes(total.between));
   if (plan.dims.ep_size > 1)
@@ -128,7 +135,8 @@ std::string time_rows(const Plan& plan, const device::DeviceRates& rates) {
 }
 
 std::string alternative_rows(const PlanContext& context) {
-  std::string text = format("%-24s%14s%16s%14s\n", "expert_parallel", "memory", "between nodes", "step");
+  std::string text =
+      format("%-24s%14s%16s%14s\n", "expert-parallel ranks", "memory", "between nodes", "step");
   for (const Plan& plan : context.alternatives) {
     const std::optional<StepTime> time = time_of(plan, context.device);
     text += format("  %-22lld%14s%16s%14s\n", static_cast<long long>(plan.dims.ep_size),
@@ -137,8 +145,8 @@ std::string alternative_rows(const PlanContext& context) {
   }
   if (!context.device) return text;
   const Recommendation best = recommend(context.alternatives, *context.device);
-  return text + "recommended: expert_parallel " + std::to_string(best.expert_parallel) + ": " + best.reason +
-         "\n";
+  return text + "recommended: parallel.expert_parallel=" + std::to_string(best.expert_parallel) + ": " +
+         best.reason + "\n";
 }
 
 nlohmann::ordered_json wire_json(const Plan& plan) {

@@ -18,8 +18,8 @@ std::string scientific(double value) {
 
 std::string threshold_text(const std::vector<double>& thresholds) {
   const auto [low, high] = std::minmax_element(thresholds.begin(), thresholds.end());
-  if (*low == *high) return format("%.3f", *low);
-  return format("%.3f", *low).append(format("-%.3f", *high));
+  const std::string least = format("%.3f", *low), most = format("%.3f", *high);
+  return least == most ? least : least + "-" + most;
 }
 
 std::string routing_text(const config::RunConfig& config, const StepResult& result) {
@@ -61,7 +61,8 @@ std::string console_line(const config::RunConfig& config, int64_t step, const St
   if (result.skipped) line.append(" | skipped");
   line.append(" | ").append(format_count(rates.tokens_per_second)).append(" tok/s");
   line.append(" | ").append(format_duration(rates.seconds));
-  line.append(", ").append(format_duration(rates.seconds_left)).append(" left");
+  if (rates.seconds_left >= 0.05)
+    line.append(", ").append(format_duration(rates.seconds_left)).append(" left");
   line.append(routing_text(config, result));
   line.append(format(" | grad %.2f", without_nan_sign(result.grad_norm)));
   if (!result.skipped) line.append(" | lr ").append(scientific(result.lr));

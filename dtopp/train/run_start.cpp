@@ -136,13 +136,13 @@ void require_same_trunk(const checkpoint::Checkpoint& checkpoint, const config::
 void warn_of_other_past(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& there,
                         const config::RunConfig& here, const ConsoleLog& log) {
   const int64_t step = checkpoint.state().step;
+  // Six digits: schedules that agree may differ in the last bits.
   const auto rate = [&](const config::RunConfig& config) {
-    return optim::learning_rate(config.optimizer, step, config.training.steps);
+    return format("%.6g", optim::learning_rate(config.optimizer, step, config.training.steps));
   };
   if (rate(there) != rate(here))
-    log.warning("step " + std::to_string(step) + " had a learning rate of " +
-                config::detail::print_value(rate(there)) + ", but this schedule gives " +
-                config::detail::print_value(rate(here)) + "; choose schedules that agree at this step");
+    log.warning("step " + std::to_string(step) + " had a learning rate of " + rate(there) +
+                ", but this schedule gives " + rate(here) + "; choose schedules that agree at this step");
 }
 
 // With another tokenizer, token ids mean other words than those the parameters were trained on.

@@ -9,6 +9,8 @@ namespace dtopp::eval {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::vector<int64_t> groups_of(const std::vector<int64_t>& values, int64_t groups) {
   return equal_groups(values, groups);
@@ -31,6 +33,12 @@ TEST(GroupByExperts, gives_means_and_errors_over_windows) {
   EXPECT_EQ(groups[0].nll, 3);
   EXPECT_DOUBLE_EQ(*groups[0].standard_error, std::sqrt(2.0 * (4 * 4 + 4 * 4)) / 3);
   EXPECT_FALSE(group_by_experts({{4, 4}, {1, 2}, {0, 0}})[0].standard_error);
+}
+
+TEST(FormatTable, names_one_number_of_experts_once) {
+  // Equal numbers, and numbers that look equal, over 2 and 2000 layers.
+  EXPECT_THAT(format_table(NllByExperts{2, {{6, 6, 6}, {1, 1, 7}, {0, 0, 1}}, {}}), HasSubstr("\n3        "));
+  EXPECT_THAT(format_table(NllByExperts{2000, {{6000, 6001}, {1, 7}, {0, 1}}, {}}), Not(HasSubstr("3-3")));
 }
 
 TEST(Spearman, is_that_of_the_ranks) {

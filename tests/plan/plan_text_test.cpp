@@ -44,7 +44,7 @@ TEST(PlanTable, shows_the_snapshot_below_the_total) {
   plan.snapshot_bytes = 3'000'000'000;
   EXPECT_THAT(plan_table(plan, tiny(), {}),
               ::testing::EndsWith("  total                         2.0 GB   micro-batch 3, fp32\n"
-                                  "  checkpoint_snapshot           3.0 GB   in addition, of the host: "
+                                  "  checkpoint snapshot           3.0 GB   in addition, of the host: "
                                   "checkpoint.asynchronous\n"));
 }
 
@@ -87,19 +87,20 @@ TEST(PlanTable, shows_bytes_by_collective_seconds_and_the_alternatives) {
   rates.between = 1e9;
   const PlanContext context{device::PlanDevice{"toy", 70, rates}, {made_up_plan_of_ranks(1, 100), plan}};
   const std::string text = plan_table(plan, tiny(), context);
-  for (const char* line : {"memory of each rank\n",
-                           "sent per step, mean rank  inside nodes   between nodes\n"
-                           "  reduce_scatter                1.0 GB          2.0 GB\n"
-                           "  step                           400 B             0 B\n"
-                           "  total                         1.0 GB          2.0 GB\n"
-                           "rows per token                    1.50   ranks of 2 that hold its experts\n",
-                           "  compute                      0.110 s   assumed: 45 % of 1 TFLOP/s\n",
-                           "  update                       0.006 s   assumed for memory: 80 % of 1000 GB/s\n",
-                           "expert_parallel                 memory   between nodes          step\n"
-                           "  1                              100 B          2.0 GB       2.272 s\n"
-                           "  2                               50 B          2.0 GB       2.272 s\n"
-                           "recommended: expert_parallel 2: 50 B fit the 70 B of toy, the fewest ranks that "
-                           "do: 1 would need 100 B\n"})
+  for (const char* line :
+       {"memory of each rank\n",
+        "sent per step, mean rank  inside nodes   between nodes\n"
+        "  reduce scatter                1.0 GB          2.0 GB\n"
+        "  step                           400 B             0 B\n"
+        "  total                         1.0 GB          2.0 GB\n"
+        "rows per token                    1.50   ranks of 2 that hold its experts\n",
+        "  compute                      0.110 s   assumed: 45 % of 1 TFLOP/s\n",
+        "  update                       0.006 s   assumed for memory: 80 % of 1000 GB/s\n",
+        "expert-parallel ranks           memory   between nodes          step\n"
+        "  1                              100 B          2.0 GB       2.272 s\n"
+        "  2                               50 B          2.0 GB       2.272 s\n"
+        "recommended: parallel.expert_parallel=2: 50 B fit the 70 B of toy, the fewest ranks that "
+        "do: 1 would need 100 B\n"})
     EXPECT_THAT(text, ::testing::HasSubstr(line));
 }
 

@@ -64,6 +64,18 @@ TEST(ConsoleLine, shows_the_range_of_thresholds_where_each_layer_has_its_own) {
   const auto line =
       console_line(config_of(config::RoutingMethod::kDTopP), 1, routed_step(3, {0.39, 0.44, 0.41}), kRates);
   EXPECT_NE(line.find(" | p 0.390-0.440 | "), std::string::npos) << line;
+  const auto alike =
+      console_line(config_of(config::RoutingMethod::kDTopP), 1, routed_step(2, {0.39, 0.3901}), kRates);
+  EXPECT_NE(alike.find(" | p 0.390 | "), std::string::npos) << alike;
+}
+
+TEST(ConsoleLine, leaves_out_that_no_time_is_left) {
+  StepRates rates = kRates;
+  for (const double left : {0.0, 0.049}) {
+    rates.seconds_left = left;
+    const auto line = console_line(config_of(config::RoutingMethod::kTopK), 300, routed_step(2, {}), rates);
+    EXPECT_NE(line.find(" tok/s | 1m27s | experts"), std::string::npos) << line;
+  }
 }
 
 TEST(ConsoleLine, leaves_out_what_the_routing_lacks) {

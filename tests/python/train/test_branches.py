@@ -64,10 +64,10 @@ def test_a_run_stands_for_its_newest_checkpoint(trunk, tmp_path):
 
 
 def test_a_learning_rate_that_does_not_join_is_said(trunk, tmp_path):
-    done = train(trunk, tmp_path / "run", "optimizer.lr=2e-2")
+    done = train(trunk, tmp_path / "run", "optimizer.lr=0.0223456789")
     assert done.returncode == 0
     (warning,) = [line for line in done.stderr.splitlines() if "warning" in line]
-    assert all(value in warning for value in ("step 4 ", " 0.01,", " 0.02"))
+    assert all(value in warning for value in ("step 4 ", " 0.01,", " 0.0223457;"))
 
 
 @pytest.mark.parametrize("overrides, names", [
