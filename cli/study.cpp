@@ -77,7 +77,8 @@ void print_forecast(const std::vector<study::StudyRun>& runs, const std::vector<
   std::vector<study::RunCost> costs;
   costs.reserve(runs.size());
   for (const study::StudyRun& run : runs) costs.push_back({flops_of_run(run), rates.of(run.config)});
-  std::printf("%s", study::forecast_table(runs, records, costs, study::reached_share(runs, records)).c_str());
+  std::printf(
+      "%s", study::forecast_table(runs, records, costs, study::reached_share(runs, records, costs)).c_str());
 }
 
 std::map<std::string, std::string> describe_machine(const config::RunConfig& config) {

@@ -79,14 +79,13 @@ def training(lines):
     line = next((line for line in lines if line["case"] == "gpu_training"), None)
     if not line:
         return ""
-    of_peak = f", {percent(line['mfu_of_peak'])} of the data sheet's" if line["mfu_of_peak"] else ""
     return (f'<p class="answer">A step of {html.escape(line["preset"])}: {number(line["milliseconds"], 4)} ms, {number(line["tokens_per_second"])} tokens/s. '
-            f'MFU {percent(line["mfu"])} of the measured matrix rate{of_peak}.</p>'
+            f'MFU {percent(line["mfu_of_peak"])} of the data sheet\'s rate.</p>'
             + table("A training step", ["model", "tokens per step", "ms", "tokens/s", "TFLOP/s", "MFU", "active experts", "peak memory, GiB", "against plan",
                                         "loss, first → last steps"],
                     [(html.escape(line["preset"]) + f' <span class="unit">{line["precision"]}, {html.escape(line["products"])}, recompute {line["recompute"]}</span>',
                       number(line["global_batch_size"] * line["sequence_length"]), number(line["milliseconds"], 4), number(line["tokens_per_second"]),
-                      number(line["tflops"]), share(line["mfu"]), number(line["active_experts"]), number(line["peak_bytes"] / 2**30),
+                      number(line["tflops"]), share(line["mfu_of_peak"]), number(line["active_experts"]), number(line["peak_bytes"] / 2**30),
                       f"{line['peak_against_plan']:.3f}", f"{line['loss_first']:.3f} → {line['loss_last']:.3f}")]))
 
 

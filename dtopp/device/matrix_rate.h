@@ -1,4 +1,4 @@
-// Measures the machine's matrix rate, the reference for MFU, and a CPU's memory rate.
+// Measures the machine's matrix rate, from which studies forecast their hours, and a CPU's memory rate.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"

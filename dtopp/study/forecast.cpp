@@ -29,16 +29,17 @@ std::string forecast_line(int width, const std::string& name, const std::string&
 
 }  // namespace
 
-ReachedShare reached_share(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records) {
+ReachedShare reached_share(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
+                           const std::vector<RunCost>& costs) {
   ReachedShare reached;
   double sum = 0;
   for (size_t i = 0; i < runs.size(); ++i) {
     if (records[i].status != RunStatus::kDone) continue;
     if (path_kind(metrics_of_run(runs[i])) == PathKind::kNothing) continue;  // known from the ledger alone
     const runs::RunHistory history = runs::read_run_history(metrics_of_run(runs[i]));
-    const auto mfu = history.series.find("throughput/mfu");
-    if (mfu == history.series.end()) continue;
-    sum += median(mfu->second.values);
+    const auto tflops = history.series.find("throughput/tflops");
+    if (tflops == history.series.end()) continue;
+    sum += 1e12 * median(tflops->second.values) / costs[i].matrix_rate;
     ++reached.runs;
   }
   if (reached.runs > 0) reached.share = sum / static_cast<double>(reached.runs);

@@ -66,7 +66,7 @@ std::string console_line(const config::RunConfig& config, int64_t step, const St
   line.append(routing_text(config, result));
   line.append(format(" | grad %.2f", without_nan_sign(result.grad_norm)));
   if (!result.skipped) line.append(" | lr ").append(scientific(result.lr));
-  if (rates.mfu_of_peak) line.append(format(" | MFU %.0f %%", *rates.mfu_of_peak * 100));
+  if (rates.mfu) line.append(format(" | MFU %.0f %%", *rates.mfu * 100));
   return line.append(" | ").append(format_bytes(static_cast<double>(rates.memory_bytes)));
 }
 

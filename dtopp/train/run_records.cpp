@@ -112,8 +112,7 @@ void add_rates(const StepRates& rates, double data_share, runs::MetricRecord& re
   values.emplace_back("throughput/tokens_per_second", rates.tokens_per_second);
   values.emplace_back("throughput/seconds", rates.seconds);
   values.emplace_back("throughput/tflops", rates.tflops);
-  values.emplace_back("throughput/mfu", rates.mfu);
-  if (rates.mfu_of_peak) values.emplace_back("throughput/mfu_of_peak", *rates.mfu_of_peak);
+  if (rates.mfu) values.emplace_back("throughput/mfu", *rates.mfu);
   values.emplace_back("throughput/data_share", data_share);
   values.emplace_back("memory/resident_bytes", static_cast<double>(rates.memory_bytes));
   values.emplace_back("memory/peak_bytes", static_cast<double>(rates.memory_peak_bytes));

@@ -19,8 +19,7 @@ StepRates StepMeter::rates(const StepResult& result) {
       rates.tokens_per_second * (yardstick_.fixed_flops_per_token + experts * yardstick_.flops_per_expert);
   const auto ranks = static_cast<double>(groups_.size());
   rates.tflops = flops * 1e-12;
-  rates.mfu = flops / (ranks * yardstick_.matrix_rate);
-  if (yardstick_.peak_rate) rates.mfu_of_peak = flops / (ranks * *yardstick_.peak_rate);
+  if (yardstick_.peak_rate) rates.mfu = flops / (ranks * *yardstick_.peak_rate);
   recent_seconds_ = recent_seconds_ == 0 ? result.seconds : 0.9 * recent_seconds_ + 0.1 * result.seconds;
   rates.seconds_left = recent_seconds_ * static_cast<double>(yardstick_.last_step - result.step);
   if (groups_.traffic) {

@@ -11,13 +11,12 @@ namespace dtopp::train {
 
 struct StepRates {
   double tokens_per_second = 0;
-  double seconds = 0;                      // in steps so far, without validations, saves and pauses
-  double tflops = 0;                       // of all ranks together, for the experts that tokens activated
-  double mfu = 0;                          // relative to the ranks' measured matrix rate
-  std::optional<double> mfu_of_peak = {};  // relative to the data sheets of the devices
-  double seconds_left = 0;                 // until the last step, at the recent speed
-  uint64_t memory_bytes = 0;               // now: resident, or allocated on a device with separate memory
-  uint64_t memory_peak_bytes = 0;          // its maximum so far
+  double seconds = 0;              // in steps so far, without validations, saves and pauses
+  double tflops = 0;               // of all ranks together, for the experts that tokens activated
+  std::optional<double> mfu = {};  // relative to the data sheets of the devices, if they are known
+  double seconds_left = 0;         // until the last step, at the recent speed
+  uint64_t memory_bytes = 0;       // now: resident, or allocated on a device with separate memory
+  uint64_t memory_peak_bytes = 0;  // its maximum so far
   // With several ranks: bytes that this rank sent in the step, and on CPUs the share of the step that it
   // waited for communication.
   std::optional<double> sent_bytes{}, exposed_share{};

@@ -48,5 +48,20 @@ TEST_F(StoppedRun, of_another_configuration_counts_for_nothing) {
   EXPECT_THAT(progress(changed), HasSubstr("  0 %"));
 }
 
+TEST_F(StoppedRun, that_is_done_gives_the_share_of_the_matrix_rate) {
+  const std::vector<RunCost> costs = {{.flops = 8e9, .matrix_rate = 5e9}};
+  EXPECT_EQ(reached_share(runs_, records_, costs).runs, 0);
+  records_[0].status = RunStatus::kDone;
+  EXPECT_EQ(reached_share(runs_, records_, costs).runs, 0);  // without rates
+  std::string text;
+  for (const auto& [step, tflops] :
+       std::vector<std::pair<int64_t, double>>{{1, 0.001}, {2, 0.002}, {3, 0.004}})
+    text += runs::to_json({step, 128 * step, 5, {{"throughput/tflops", tflops}}}) + "\n";
+  write_file_atomically(runs_[0].directory / "metrics.jsonl", text);
+  const ReachedShare reached = reached_share(runs_, records_, costs);
+  EXPECT_EQ(reached.runs, 1);
+  EXPECT_DOUBLE_EQ(reached.share, 0.4);  // 2 of 5 GFLOP/s
+}
+
 }  // namespace
 }  // namespace dtopp::study

@@ -32,7 +32,6 @@ StepResult routed_step(int64_t layers, std::vector<double> thresholds) {
 const StepRates kRates{.tokens_per_second = 5120,
                        .seconds = 87,
                        .tflops = 0.5,
-                       .mfu = 0.432,
                        .seconds_left = 130,
                        .memory_bytes = 1'240'000'000,
                        .memory_peak_bytes = 1'300'000'000};
@@ -55,7 +54,7 @@ TEST(ConsoleLine, shows_nan_without_a_sign) {
 // The rate measured at the start is too low if other work ran then, and MFU would exceed 100 %.
 TEST(ConsoleLine, has_an_mfu_of_the_data_sheets_peak_alone) {
   StepRates rates = kRates;
-  rates.mfu_of_peak = 0.308;
+  rates.mfu = 0.308;
   const auto line = console_line(config_of(config::RoutingMethod::kDTopP), 1, routed_step(1, {0.4}), rates);
   EXPECT_NE(line.find(" | MFU 31 % | "), std::string::npos) << line;
 }

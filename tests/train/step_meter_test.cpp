@@ -18,13 +18,12 @@ StepResult step_of(int64_t step, double seconds) {
 constexpr StepYardstick kYardstick{
     .fixed_flops_per_token = 6e6, .tokens = 1000, .last_step = 10, .matrix_rate = 48e9, .peak_rate = 120e9};
 
-TEST(StepMeter, sets_arithmetic_beside_the_measured_rate_and_the_data_sheets) {
+TEST(StepMeter, sets_arithmetic_beside_the_data_sheets_rate) {
   const distributed::ProcessGroups groups;
   const StepRates rates = StepMeter(kYardstick, groups).rates(step_of(1, 0.5));
   EXPECT_DOUBLE_EQ(rates.tokens_per_second, 2000);
   EXPECT_DOUBLE_EQ(rates.tflops, 0.012);
-  EXPECT_DOUBLE_EQ(rates.mfu, 0.25);
-  EXPECT_DOUBLE_EQ(*rates.mfu_of_peak, 0.1);
+  EXPECT_DOUBLE_EQ(*rates.mfu, 0.1);
   EXPECT_GT(rates.memory_peak_bytes, 0U);
 }
 
@@ -46,15 +45,14 @@ TEST(StepMeter, several_ranks_have_a_device_each) {
   groups.world = std::make_shared<distributed::MirroredCollectives>(0, 4);
   const StepRates rates = StepMeter(kYardstick, groups).rates(step_of(1, 0.5));
   EXPECT_DOUBLE_EQ(rates.tflops, 0.012);
-  EXPECT_DOUBLE_EQ(rates.mfu, 0.25 / 4);
-  EXPECT_DOUBLE_EQ(*rates.mfu_of_peak, 0.1 / 4);
+  EXPECT_DOUBLE_EQ(*rates.mfu, 0.1 / 4);
 }
 
-TEST(StepMeter, knows_no_peak_without_a_data_sheet) {
+TEST(StepMeter, knows_no_mfu_without_a_data_sheet) {
   const distributed::ProcessGroups groups;
   StepYardstick yardstick = kYardstick;
   yardstick.peak_rate.reset();
-  EXPECT_FALSE(StepMeter(yardstick, groups).rates(step_of(1, 0.5)).mfu_of_peak);
+  EXPECT_FALSE(StepMeter(yardstick, groups).rates(step_of(1, 0.5)).mfu);
 }
 
 TEST(StepMeter, foretells_the_end_from_recent_steps) {

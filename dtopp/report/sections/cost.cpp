@@ -63,7 +63,8 @@ ReportTable cost_table(const ReportInput& input) {
   }
   table.note =
       "Time: from the first to the last logged step, including pauses and validations. Tokens per second and "
-      "MFU: of the median step. By plan: the estimate of `dtopp plan` for one process.";
+      "MFU: of the median step; only GPUs that dtopp knows have one. By plan: the estimate of `dtopp plan` "
+      "for one process.";
   return table;
 }
 
@@ -77,9 +78,10 @@ ReportChart memory_chart(RunDrawing& drawing) {
 }
 
 std::string sentence_of_cost(const ReportRun& run) {
+  const double mfu = of(run, "throughput/mfu", median);
   return "Training has taken " + duration(hours_of(run)) + " so far, at " +
-         scaled(of(run, "throughput/tokens_per_second", median)) + " tokens per second and " +
-         percent(of(run, "throughput/mfu", median)) + " of the machine's matrix rate (median step); " +
+         scaled(of(run, "throughput/tokens_per_second", median)) + " tokens per second" +
+         (std::isfinite(mfu) ? " and an MFU of " + percent(mfu) : "") + " (median step); " +
          bytes(of(run, "memory/peak_bytes", highest)) + " of peak memory.";
 }
 
@@ -100,7 +102,7 @@ std::optional<ReportSection> cost_section(RunDrawing& drawing) {
   add(memory_chart(drawing));
   section.blocks.push_back({cost_table(input)});
   add({.title = "Model FLOPs utilization",
-       .y_label = "share of the matrix rate",
+       .y_label = "share of the data sheet's rate",
        .lines = drawing.lines("throughput/mfu"),
        .from_zero = true});
   ReportChart waiting{.title = "Waiting",

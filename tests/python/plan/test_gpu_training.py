@@ -36,7 +36,7 @@ def test_prints_one_line_that_adds_up(dtopp_binary):
     # Medians of reciprocals agree because the number of steps is odd.
     assert line["milliseconds"] / 1e3 * line["tokens_per_second"] == pytest.approx(planned["tokens_per_step"], rel=1e-3)
     assert line["slowest_milliseconds"] >= line["milliseconds"]
-    assert 0 < line["mfu"] < 10  # other tests may slow the measurement of the matrix rate
+    assert line["mfu_of_peak"] is None or (DEVICE != "cpu" and 0 < line["mfu_of_peak"] < 1)
     # Chance is ln 50,432 = 10.83. The windows of the two means overlap, and all 13 steps lie in the warm-up.
     assert 9 < line["loss_last"] < line["loss_first"] < 11.2
     assert line["target_experts"] == 4 and 1 <= line["active_experts"] <= 32
