@@ -111,11 +111,15 @@ void convert_to_gguf(const checkpoint::Checkpoint& checkpoint, const fs::path& f
   const config::RunConfig config = checkpoint.config();
   const bool by_head = config.model.qk_norm == config::QkNorm::kHead;
   const std::string architecture = by_head ? "qwen3moe" : "olmoe";
-  require_fitting(config, by_head ? HuggingFaceClass::kQwen3Moe : HuggingFaceClass::kOlmoe, architecture);
-  if (config.routing.renormalize != by_head)
-    throw UsageError(architecture + ": routing.renormalize must be " + (by_head ? "true" : "false"));
-  if (config.model.attention_window > 0)
-    throw UsageError(architecture + ": model.attention_window must be 0");
+  try {
+    const std::string name = "llama.cpp's architecture " + architecture + " does not fit this model";
+    require_fitting(config, by_head ? HuggingFaceClass::kQwen3Moe : HuggingFaceClass::kOlmoe, name);
+    if (config.routing.renormalize != by_head)
+      throw UsageError(name + ": routing.renormalize must be " + (by_head ? "true" : "false"));
+    if (config.model.attention_window > 0) throw UsageError(name + ": model.attention_window must be 0");
+  } catch (const UsageError& error) {
+    throw UsageError(std::string(error.what()) + "; train such a model, or use dtopp convert to-hf");
+  }
   GgufMetadata metadata = metadata_of(config, architecture);
   if (checkpoint.has_tokenizer()) {
     const fs::path path = checkpoint.tokenizer_path();

@@ -79,12 +79,13 @@ def test_llama_cpp_gives_the_same_tokens_and_text(case):
 
 
 @pytest.mark.parametrize("override, key", [
-    ("routing.method=dtop_p", "olmoe: routing.method must be top_k"),
-    ("routing.renormalize=true", "olmoe: routing.renormalize must be false"),
-    ("model.norm=layer", "olmoe: model.norm must be rms")])
+    ("routing.method=dtop_p", "routing.method must be top_k"),
+    ("routing.renormalize=true", "routing.renormalize must be false"),
+    ("model.norm=layer", "model.norm must be rms")])
 def test_another_model_is_refused_by_its_key(override, key, tmp_path):
     run = tiny_run.trained(tmp_path, *OLMOE, "training.steps=4", override) / "run"
-    assert_refused(tiny_run.dtopp("convert", "to-gguf", run, tmp_path / "model.gguf"), 2, key)
+    assert_refused(tiny_run.dtopp("convert", "to-gguf", run, tmp_path / "model.gguf"), 2,
+                   ["llama.cpp", f"{key}; train such a model", "to-hf"])
     assert not (tmp_path / "model.gguf").exists()
 
 
