@@ -12,6 +12,7 @@
 #include "cli/stop_signals.h"
 #include "cli/training_ranks.h"
 #include "cli/verbs.h"
+#include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/path_kind.h"
 #include "dtopp/base/stop_scope.h"
 #include "dtopp/device/compute_device.h"
@@ -55,6 +56,14 @@ StopToken stop_after(double hours, Clock::time_point begin) {
   return stop_token().until(begin + std::chrono::duration_cast<Clock::duration>(seconds));
 }
 
+void warn_of_threads(int64_t threads, const ConsoleLog& log) {
+  const int64_t cores = cpu_cores();
+  if (threads > 2 * cores)
+    log.warning("training.threads: " + std::to_string(threads) + " threads on " + std::to_string(cores) +
+                " cores slow the run down; set it to " + std::to_string(cores) +
+                ", or to 0 for one per core");
+}
+
 // Trains as one rank of `cluster`.
 void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
   const Clock::time_point begin = Clock::now();
@@ -63,6 +72,7 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
   const bool is_main_rank = cluster.is_main_rank();
   const ConsoleLog log = is_main_rank ? ConsoleLog(stderr) : ConsoleLog();
   const distributed::ProcessGroups& groups = connect_ranks(cluster, config);
+  warn_of_threads(config.training.threads, log);
 
   // Refuses another run's directory before anything is read.
   runs::RunDirectory directory(config, is_main_rank);

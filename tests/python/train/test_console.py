@@ -9,6 +9,7 @@ import struct
 import subprocess
 import termios
 
+import pytest
 import tiny_run
 from needs import for_cpus, needs_program
 from safetensors import safe_open
@@ -43,6 +44,14 @@ def test_the_start_names_the_size_of_the_run(tmp_path):
                      "25 steps of 4 x 32 tokens: 3.20k tokens")
     assert second.startswith("dtopp: training on the CPU (1 thread) in fp32, measured at ")
     assert second.endswith(f"; output: {tmp_path / 'run'}")
+
+
+@pytest.mark.parametrize("excess, warnings", [(1, 0), (3, 1)])
+def test_far_more_threads_than_cores_are_warned_of(tmp_path, excess, warnings):
+    threads = excess * os.cpu_count()
+    done = tiny_run.dtopp("train", tiny_run.make(tmp_path), *STEPS, "training.steps=4", f"training.threads={threads}")
+    assert done.returncode == 0, done.stderr
+    assert sum(f"training.threads: {threads} threads" in line for line in done.stderr.splitlines()) == warnings
 
 
 def test_a_terminal_shows_one_line_that_changes(tmp_path):
