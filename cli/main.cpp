@@ -1,12 +1,13 @@
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <memory>
 #include <sstream>
 #include <string>
 
+#include <CLI/CLI.hpp>
 #include <sys/resource.h>
 
-#include "cli/help_format.h"
 #include "cli/standard_streams.h"
 #include "cli/usage_errors.h"
 #include "cli/verbs.h"
@@ -23,6 +24,54 @@ const char* malloc_conf =
     "oversize_threshold:0,lg_extent_max_active_fit:30,dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:1";
 
 namespace {
+
+constexpr size_t kWidth = 100;
+
+// Breaks lines that are longer than `width` between words.
+std::string wrapped(const std::string& text, size_t width) {
+  std::string result;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line); result += "\n") {
+    std::istringstream words(line);
+    size_t length = 0;
+    for (std::string word; words >> word; length += word.size()) {
+      const bool breaks = length > 0 && length + 1 + word.size() > width;
+      if (length > 0) result += breaks ? "\n" : " ";
+      length = length == 0 || breaks ? 0 : length + 1;
+      result += word;
+    }
+  }
+  result.resize(result.find_last_not_of('\n') + 1);
+  return result;
+}
+
+// Formats --help in lines of at most kWidth characters.
+class HelpFormat : public CLI::Formatter {
+ public:
+  std::string make_description(const CLI::App* app) const override {
+    return wrapped(CLI::Formatter::make_description(app), kWidth) + "\n";
+  }
+
+  // CLI11 puts the text behind the option's name.
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const size_t name = make_option_name(option, option->get_positional()).size() + 3;
+    const std::string text =
+        wrapped(CLI::Formatter::make_option_opts(option), kWidth - std::min(name, kWidth / 2));
+    return text.empty() ? "" : " " + CLI::detail::find_and_replace(text, "\n", "\n      ");
+  }
+
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return wrapped(option->get_description(), kWidth - get_column_width());
+  }
+
+  std::string make_subcommand(const CLI::App* command) const override {
+    std::ostringstream out;
+    CLI::detail::format_help(out, command->get_display_name(true),
+                             wrapped(command->get_description(), kWidth - get_column_width()),
+                             get_column_width());
+    return out.str();
+  }
+};
 
 // The table of docs/reference/exit-status.md.
 constexpr char kExitStatus[] = R"(Exit status:
@@ -43,7 +92,7 @@ int fail(dtopp::ExitStatus status, const std::string& message) {
 int run(int argc, char** argv) {
   CLI::App app(
       "dtopp trains Mixture-of-Experts transformers in which each token selects how many experts it uses.");
-  app.formatter(std::make_shared<dtopp::cli::HelpFormat>());
+  app.formatter(std::make_shared<HelpFormat>());
   app.set_version_flag("--version", "dtopp " DTOPP_VERSION);
   app.require_subcommand(1);
   dtopp::cli::add_prepare(app);
