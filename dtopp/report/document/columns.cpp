@@ -86,11 +86,8 @@ uint64_t Columns::known_to(int id, uint64_t generation) const {
   return generation < column.written_at || length == column.lengths.end() ? 0 : length->second;
 }
 
-std::string base64_of(const ReportColumn& column, uint64_t from) {
+std::string base64_of(std::string_view bytes) {
   static constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  const size_t width = column.kind == ReportColumn::Kind::kFloat64 ? 8 : 4;
-  const std::string_view bytes =
-      std::string_view(column.bytes).substr(std::min(from * width, column.bytes.size()));
   std::string text;
   text.reserve((bytes.size() + 2) / 3 * 4);
   for (size_t i = 0; i < bytes.size(); i += 3) {
@@ -100,6 +97,11 @@ std::string base64_of(const ReportColumn& column, uint64_t from) {
     for (size_t k = 0; k < 4; ++k) text += k <= rest ? kDigits[group >> (18 - 6 * k) & 63] : '=';
   }
   return text;
+}
+
+std::string base64_of(const ReportColumn& column, uint64_t from) {
+  const size_t width = column.kind == ReportColumn::Kind::kFloat64 ? 8 : 4;
+  return base64_of(std::string_view(column.bytes).substr(std::min(from * width, column.bytes.size())));
 }
 
 std::vector<size_t> thinned_indices(std::span<const double> values, size_t limit) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace dtopp::report {
@@ -49,7 +50,8 @@ class Columns {
   std::vector<ReportColumn> columns_;
 };
 
-// Encodes the column's numbers from index `from` in base64. The result is empty for kAffine.
+std::string base64_of(std::string_view bytes);
+// Encodes the column's numbers from index `from`. The result is empty for kAffine.
 std::string base64_of(const ReportColumn& column, uint64_t from);
 
 // Returns the indices of the points to keep if there are more than `limit`: the first and the last point, and

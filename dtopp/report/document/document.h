@@ -1,4 +1,4 @@
-// Describes the content of a report: sections of charts, heat maps and tables.
+// Describes the content of a report: sections of charts, heat maps, tables and pictures.
 //
 // Numbers to draw are columns (report/document/columns.h); members such as `x` and `y` hold their ids. All
 // strings are plain text.
@@ -63,6 +63,12 @@ struct ReportTable {
   std::string note{};
 };
 
+struct ReportPicture {
+  std::string title;
+  int run = 0;
+  std::string png;  // the file's bytes
+};
+
 struct ReportBlock;
 
 struct ReportDetails {  // collapsed initially
@@ -81,7 +87,7 @@ struct ReportChoice {  // shows one option at a time
 };
 
 struct ReportBlock {
-  std::variant<ReportChart, ReportHeatMap, ReportTable, ReportDetails, ReportChoice> content;
+  std::variant<ReportChart, ReportHeatMap, ReportTable, ReportPicture, ReportDetails, ReportChoice> content;
 };
 
 struct ReportSection {

@@ -68,6 +68,11 @@ OrderedJson block_json(const ReportTable& table) {
   return json;
 }
 
+OrderedJson block_json(const ReportPicture& picture) {
+  return {
+      {"type", "picture"}, {"title", picture.title}, {"run", picture.run}, {"png", base64_of(picture.png)}};
+}
+
 OrderedJson block_json(const ReportDetails& details) {
   return {{"type", "details"}, {"title", details.title}, {"blocks", blocks_json(details.blocks)}};
 }

@@ -1,4 +1,4 @@
-// Creates the elements of a section: charts, tables, text, choices and collapsible details.
+// Creates the elements of a section: charts, tables, pictures, text, choices and collapsible details.
 function isNumber(cell) { return typeof cell === "string" && /^[+−–<\d]/.test(cell); }
 
 function cellElement(cell, document_, tag) {
@@ -17,6 +17,12 @@ function tableElement(block, document_) {
   return element("div", { class: "table" },
     element("table", null, element("caption", null, block.title), element("thead", null, head), element("tbody", null, ...rows)),
     block.note ? element("p", { class: "note" }, block.note) : null);
+}
+
+function pictureElement(block, document_) {
+  const run = document_.runs.length > 1 ? element("span", { class: "unit" }, document_.runs[block.run].name) : null;
+  return element("figure", { class: "picture" }, element("figcaption", null, element("h3", null, block.title), run),
+    element("img", { src: "data:image/png;base64," + block.png, alt: block.title }));
 }
 
 // Shows one of several panels. The selected panel stays selected when the document is rendered again.
@@ -45,6 +51,7 @@ function blockElement(block, document_) {
     case "lines": return new LineChart(block, document_).element;
     case "heat": return new HeatMap(block, document_).element;
     case "table": return tableElement(block, document_);
+    case "picture": return pictureElement(block, document_);
     case "choice": return choiceElement(block, document_);
     case "details": {
       const details = element("details", { open: opened.has(block.title) }, element("summary", null, block.title),

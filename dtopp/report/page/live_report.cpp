@@ -32,10 +32,12 @@ LiveReport::State LiveReport::state() const {
     state[file] = {size, fs::last_write_time(file, error).time_since_epoch().count()};
   };
   for (const fs::path& run : folders_) {
-    std::error_code error;
     add(run / "metrics.jsonl");
-    for (fs::directory_iterator it(run, error), end; !error && it != end; it.increment(error)) {
-      if (it->path().extension() == ".json") add(it->path());
+    for (const fs::path& folder : {run, run / "samples"}) {
+      std::error_code error;
+      for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+        if (folder != run || it->path().extension() == ".json") add(it->path());
+      }
     }
   }
   for (const fs::path& path : paths_) {

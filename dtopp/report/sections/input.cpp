@@ -1,11 +1,16 @@
 #include "dtopp/report/sections/input.h"
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <set>
+#include <sstream>
+#include <system_error>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
 #include "dtopp/base/path_kind.h"
+#include "dtopp/checkpoint/checkpoint_layout.h"
 #include "dtopp/runs/run_directory.h"
 #include "dtopp/study/run_folder.h"
 
@@ -15,6 +20,31 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kMetricsFile[] = "metrics.jsonl";
+
+std::optional<Samples> read_samples(const fs::path& folder) {
+  constexpr uint64_t kMostBytes = uint64_t{4} << 20;
+  if (path_kind(folder) != PathKind::kDirectory) return std::nullopt;
+  std::error_code gone;
+  fs::path newest;
+  for (const fs::path& file : list_directory(folder)) {
+    const bool is_sample = file.extension() == ".txt" || file.extension() == ".png";
+    if (is_sample && checkpoint::is_checkpoint_name(file.stem().string()) && fs::is_regular_file(file, gone))
+      newest = std::max(newest, file);
+  }
+  if (newest.empty()) return std::nullopt;
+  Samples samples{newest};
+  const std::string name = newest.stem().string();
+  std::from_chars(name.data() + name.find('-') + 1, name.data() + name.size(), samples.step);
+  if (fs::file_size(newest, gone) > kMostBytes) return samples;
+  std::string content = read_file(newest, kMostBytes);
+  if (newest.extension() == ".png") {
+    samples.png = std::move(content);
+    return samples;
+  }
+  std::istringstream lines(content);
+  for (std::string line; std::getline(lines, line);) samples.texts.push_back(line);
+  return samples;
+}
 
 ReportRun read_run(const fs::path& path, const FindCost& find_cost) {
   if (path_kind(path) == PathKind::kNothing) throw UsageError(path.string() + ": the run does not exist");
@@ -29,6 +59,7 @@ ReportRun read_run(const fs::path& path, const FindCost& find_cost) {
   run.path = path;
   run.history = runs::read_run_history(path / kMetricsFile);
   run.evaluations = tasks::read_evaluations(path);
+  run.samples = read_samples(path / "samples");
   run.cost = find_cost != nullptr ? find_cost(*config) : std::nullopt;
   run.config = std::move(*config);
   return run;

@@ -21,6 +21,14 @@ struct PlannedCost {
 };
 using FindCost = std::optional<PlannedCost> (*)(const config::RunConfig&);
 
+// The newest file in a run's samples/: texts or a grid of pictures.
+struct Samples {
+  std::filesystem::path file;
+  int64_t step = 0;
+  std::vector<std::string> texts = {};  // each an opening, " | " and its continuation
+  std::string png{};                    // the grid; empty: none, or too large for a page
+};
+
 struct ReportRun {
   std::string name;  // unique in the report
   std::filesystem::path path;
@@ -28,6 +36,7 @@ struct ReportRun {
   runs::RunHistory history;
   tasks::Evaluations evaluations;
   std::optional<PlannedCost> cost;
+  std::optional<Samples> samples;
   std::string study_row;  // StudyRow::name if a study made the run, else empty
 };
 

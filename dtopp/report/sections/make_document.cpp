@@ -71,7 +71,8 @@ ReportDocument make_document(const ReportInput& input, Columns& columns) {
   ReportDocument document{input.title, about(input), {}, {}, {}};
   RunDrawing drawing(input, columns);
   for (size_t run = 0; run < input.runs.size(); ++run) document.runs.push_back(describe(input, run, columns));
-  for (const auto make : {learned_section, budget_section, experts_section, cost_section, compared_section}) {
+  for (const auto make :
+       {learned_section, samples_section, budget_section, experts_section, cost_section, compared_section}) {
     if (auto section = make(drawing)) document.sections.push_back(std::move(*section));
   }
   for (const ReportRun& run : input.runs)

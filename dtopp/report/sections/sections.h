@@ -10,6 +10,7 @@
 namespace dtopp::report {
 
 std::optional<ReportSection> learned_section(RunDrawing& drawing);   // losses and gradients
+std::optional<ReportSection> samples_section(RunDrawing& drawing);   // the newest texts and pictures
 std::optional<ReportSection> budget_section(RunDrawing& drawing);    // active experts and thresholds
 std::optional<ReportSection> experts_section(RunDrawing& drawing);   // load of experts and layers
 std::optional<ReportSection> cost_section(RunDrawing& drawing);      // time, memory and throughput

@@ -7,6 +7,7 @@ import pytest
 import report_runs
 import tiny_run
 from needs import needs_program
+from PIL import Image
 from report_browser import browser, open_page, wait_until  # noqa: F401  fixtures
 from report_runs import charts_of, report, same, series_of, write_run
 
@@ -235,6 +236,25 @@ def test_evaluations_in_the_runs_folder_are_shown(tmp_path, open_page):
     notes = page.locator("body").text_content()
     assert f"{run}/torn.json: invalid JSON; skipped" in notes and f"{run}/no_step.json: is not a complete file" in notes
     assert page.locator("#experts td", has_text="position").count() == 1
+
+
+def test_the_newest_samples_are_shown_as_text_and_as_a_picture(tmp_path, open_page):
+    runs = [write_run(tmp_path / name, name, 120, seed=seed) for seed, name in enumerate(("texts", "pictures", "large"))]
+    for run in runs:
+        (run / "samples").mkdir()
+    (runs[0] / "samples/step-00000060.txt").write_text("old | text\n")
+    (runs[0] / "samples/step-00000120.txt").write_text("1 <b>bold</b> | <img src=x onerror=alert(1)> &amp;\n<|a|> | b\n")
+    (runs[0] / "samples/notes.txt").write_text("mine\n")
+    Image.new("RGB", (48, 32)).save(runs[1] / "samples/step-00001200.png")
+    (runs[2] / "samples/step-00000120.png").write_bytes(bytes(5 << 20))
+    page = open_page(report(tmp_path / "report.html", *runs))
+    cells = [row.locator("td").all_text_contents() for row in page.locator("#samples tbody tr").all()]
+    assert cells == [["120", "… 1 <b>bold</b> | <img src=x onerror=alert(1)> &amp;"], ["120", "… <|a|> | b"]]
+    assert page.locator("#samples td.number").all_text_contents() == ["120", "120"]
+    assert page.locator("#samples figcaption").all_text_contents() == ["Pictures at step 1,200pictures"]
+    image = page.locator("#samples img")
+    assert image.count() == 1 and image.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [48, 32]
+    assert f"{runs[2]}/samples/step-00000120.png is" in page.locator("#samples .answer").text_content()
 
 
 def test_a_trained_run_opens_without_errors(tmp_path, open_page):

@@ -47,6 +47,17 @@ TEST_F(LiveReportFiles, curves_that_follow_their_study_are_shown) {
   }
 }
 
+TEST_F(LiveReportFiles, new_samples_are_shown) {
+  const std::filesystem::path run = directory_ / "run";
+  write_run(run, config_of_seed(1), 2);
+  LiveReport report({run}, nullptr);
+  EXPECT_THAT(report.page(), Not(HasSubstr("\"Samples\"")));
+  make_directories(run / "samples");
+  std::filesystem::create_symlink("step-00000009.txt", run / "samples/step-00000009.txt");  // a loop
+  write_file_atomically(run / "samples/step-00000002.txt", std::string("It was | late\n"));
+  EXPECT_THAT(report.news(1), HasSubstr("It was | late"));
+}
+
 TEST_F(LiveReportFiles, outlives_a_link_that_leads_nowhere) {
   const std::filesystem::path run = directory_ / "run";
   write_run(run, config_of_seed(1), 2);
