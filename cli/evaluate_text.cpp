@@ -159,7 +159,7 @@ eval::Perplexity routed_perplexity(const TextOptions& options, const MeasuredTex
     return perplexity_of(options, measured, model, ranks, {.routers = routers.get()});
   if (ranks.size() > 1) throw UsageError("--dump-routing: needs a single process; omit --processes");
   eval::RoutingDump dump(model, num_tokens_of(measured));
-  const eval::Perplexity result =
+  eval::Perplexity result =
       perplexity_of(options, measured, model, ranks, {.observer = &dump, .routers = routers.get()});
   dump.write(options.dump_routing);
   return result;
