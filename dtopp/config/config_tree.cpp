@@ -52,8 +52,9 @@ ConfigNode method_named(const ConfigNode& tree, const ConfigNode& name) {
   const ConfigNode* methods = tree.find("methods");
   if (methods == nullptr)
     throw UsageError(name.location() + ": method: this configuration defines no methods; set routing.method");
-  const ConfigNode* layer = name.quoted ? methods->find(name.text) : nullptr;
-  return layer != nullptr ? *layer : *methods->find(detail::choice_text(name, "method", methods->keys));
+  const auto known = std::ranges::find(methods->keys, name.text);
+  if (known == methods->keys.end()) detail::choice_text(name, "method", methods->keys);  // throws
+  return methods->items.at(static_cast<size_t>(known - methods->keys.begin()));
 }
 
 // "; did you mean DIR/NAME.yaml method=…?" if DIR/NAME-….yaml is missing and DIR/NAME.yaml exists.
