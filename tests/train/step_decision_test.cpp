@@ -31,7 +31,8 @@ StepSums sums(double loss = 2.0) {
                                                at::tensor({0, 3, 0, 0, 0, 1, 0, 2}, at::kLong).view({2, 4}),
                                                at::tensor({10, 36}, at::kLong), 3);
   sums.max_assignments_L = at::tensor({3, 7}, at::kLong);
-  for (int micro = 0; micro < 2; ++micro) sums.add_statistics(prob_histogram());
+  for (int micro = 0; micro < 2; ++micro)
+    sums.add_statistics(prob_histogram(), /*logit_sums_of_micro_batch=*/{});
   return sums;
 }
 
