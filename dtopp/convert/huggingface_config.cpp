@@ -54,6 +54,7 @@ ordered_json dtopp_router(const config::RunConfig& config, const RouterNumbers& 
       {"router_scope", enum_name(routing.scope)},
       {"router_target_experts", targets.size() == 1 ? ordered_json(targets[0]) : ordered_json(targets)},
       {"router_normalization", enum_name(routing.normalization)},
+      {"router_expert_normalization", enum_name(routing.expert_normalization)},
       {"router_renormalize", routing.renormalize},
       {"router_gate_scale", routing.gate_scale},
       {"router_max_experts", routing.max_experts}};
@@ -64,6 +65,8 @@ ordered_json dtopp_router(const config::RunConfig& config, const RouterNumbers& 
   }
   if (routing.method == config::RoutingMethod::kExpertThreshold)
     json.update({{"router_cut_decay", routing.cut_decay}, {"router_cut_steps", router.cut_steps}});
+  if (routing.expert_normalization != config::ExpertNormalization::kNone)
+    json["router_normalization_steps"] = router.normalization_steps;
   return json;
 }
 
@@ -147,6 +150,8 @@ void require_transformers_family(const config::RunConfig& config, HuggingFaceCla
   require(model.attend_across_documents, "model.attend_across_documents", "true");
   require(routing.method == config::RoutingMethod::kTopK, "routing.method", "top_k");
   require(routing.top_k_by_source.empty(), "routing.top_k_by_source", "{}");
+  require(routing.expert_normalization == config::ExpertNormalization::kNone, "routing.expert_normalization",
+          "none");
   require(routing.normalization == config::Normalization::kNone, "routing.normalization", "none");
   require(as != kMixtral || routing.renormalize, "routing.renormalize", "true");
 }

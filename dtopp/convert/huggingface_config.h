@@ -17,8 +17,9 @@ void require_fitting(const config::RunConfig& config, HuggingFaceClass as, const
 
 // The router's state that config.json holds. Its tensors are in the weights' files (huggingface_router.h).
 struct RouterNumbers {
-  std::vector<double> thresholds;  // p in the controller's form: one value, or one per layer; else empty
-  int64_t cut_steps = 0;           // expert_threshold: the steps in its moving average
+  std::vector<double> thresholds;   // p in the controller's form: one value, or one per layer; else empty
+  int64_t cut_steps = 0;            // expert_threshold: the steps in its moving average
+  int64_t normalization_steps = 0;  // expert_normalization: the steps in its running means
 };
 
 // The text of config.json. `end_of_text` is the token's id, if there is one. The class must fit.

@@ -10,12 +10,15 @@
 namespace dtopp::convert {
 namespace {
 
-constexpr char kThresholds[] = "threshold_C", kCutSteps[] = "cut_steps", kExperts[] = "expert_VK";
+constexpr char kThresholds[] = "threshold_C", kCutSteps[] = "cut_steps",
+               kNormalizationSteps[] = "normalization_steps", kExperts[] = "expert_VK";
 
 // The buffer of a tensor of the router's state; empty if it has none.
 std::string buffer_of(const std::string& state) {
   if (state == "bias_LE") return "bias_E";
   if (state == "cut_LE") return "cut_E";
+  if (state == "router_input_mean_LD") return "input_mean_D";
+  if (state == "logit_square_LC") return "logit_square_C";
   return "";
 }
 
@@ -42,6 +45,7 @@ HuggingFaceRouter to_huggingface_router(const checkpoint::Checkpoint& checkpoint
   const ops::NamedTensors state = router->state();
   for (const auto& [name, value] : state) {
     if (name == kCutSteps) result.numbers.cut_steps = value.item<int64_t>();
+    if (name == kNormalizationSteps) result.numbers.normalization_steps = value.item<int64_t>();
     if (buffer_of(name).empty()) continue;
     for (int64_t layer = 0; layer < config.model.num_layers; ++layer)
       result.buffers.emplace_back(buffer_name(layer, buffer_of(name)), value[layer].contiguous());
@@ -56,16 +60,17 @@ HuggingFaceRouter to_huggingface_router(const checkpoint::Checkpoint& checkpoint
 ops::NamedTensors from_huggingface_router(const ImportedConfig& imported, HuggingFaceTensors& tensors) {
   const config::RunConfig& config = imported.config;
   if (config.model.is_dense()) return {};
-  const int64_t layers = config.model.num_layers, experts = config.model.num_experts;
+  const int64_t layers = config.model.num_layers;
   const auto router = moe::make_router(config, at::kCPU);
   ops::NamedTensors state = router->state();
   for (auto& [name, value] : state) {
     if (name == kThresholds) value = at::tensor(imported.router.thresholds, at::kDouble);
     if (name == kCutSteps) value = at::full({}, imported.router.cut_steps, at::kLong);
+    if (name == kNormalizationSteps) value = at::full({}, imported.router.normalization_steps, at::kLong);
     if (buffer_of(name).empty()) continue;
-    value = at::empty({layers, experts}, at::kDouble);
+    value = at::empty_like(value);
     for (int64_t layer = 0; layer < layers; ++layer)
-      ops::copy_from_bytes(tensors.read(buffer_name(layer, buffer_of(name)), "F64", {experts}).bytes,
+      ops::copy_from_bytes(tensors.read(buffer_name(layer, buffer_of(name)), "F64", {value.size(1)}).bytes,
                            value[layer]);
   }
   if (config::has_logits(config.routing.method)) return state;

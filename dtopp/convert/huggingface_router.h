@@ -1,9 +1,11 @@
 // Converts a router's state between a checkpoint and a Hugging Face folder. Single numbers are in
 // config.json. Tensors are buffers of each layer's router in the weights' files:
 //
-//   bias_LE of the checkpoint    model.layers.N.mlp.gate.bias_E       F64 [E]
-//   cut_LE                       model.layers.N.mlp.gate.cut_E        F64 [E]
-//   (method hash)                model.layers.N.mlp.gate.expert_VK    I32 [V, K]: the experts of each id
+//   bias_LE of the checkpoint    model.layers.N.mlp.gate.bias_E          F64 [E]
+//   cut_LE                       model.layers.N.mlp.gate.cut_E           F64 [E]
+//   router_input_mean_LD         model.layers.N.mlp.gate.input_mean_D    F64 [D]
+//   logit_square_LC              model.layers.N.mlp.gate.logit_square_C  F64 [C]
+//   (method hash)                model.layers.N.mlp.gate.expert_VK       I32 [V, K]: the experts of each id
 //
 // State that only training needs is not converted: a new router has it.
 #pragma once

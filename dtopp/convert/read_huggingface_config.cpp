@@ -157,6 +157,8 @@ void read_dtopp(const JsonFields& file, config::RunConfig& config) {
   config::RoutingConfig& routing = config.routing;
   routing.method = one_of(file, "router_method", config::RoutingMethod::kDTopP);
   routing.normalization = one_of(file, "router_normalization", config::Normalization::kDynamic);
+  routing.expert_normalization =
+      one_of(file, "router_expert_normalization", config::ExpertNormalization::kNone);
   routing.renormalize = file.get("router_renormalize", true);
   routing.scope = one_of(file, "router_scope", config::ThresholdScope::kGlobal);
   routing.gate_scale = file.get("router_gate_scale", routing.gate_scale);
@@ -207,6 +209,7 @@ ImportedConfig read_huggingface_config(const std::filesystem::path& path) {
                                   : read_family(file, *as, imported.config);
   imported.router.thresholds = read_thresholds(file, imported.config);
   imported.router.cut_steps = file.get<int64_t>("router_cut_steps", 0);
+  imported.router.normalization_steps = file.get<int64_t>("router_normalization_steps", 0);
   return imported;
 }
 

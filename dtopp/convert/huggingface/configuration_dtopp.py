@@ -27,6 +27,8 @@ class DtoppConfig(PretrainedConfig):
     router_target_experts: mean number of experts per token that training held: one number, or one per layer.
     router_normalization: normalization of the logits over experts: "none", "fixed" (mean 0, variance 1) or "dynamic" (the same,
         times a learned scale per layer).
+    router_expert_normalization: normalization of each expert's logits over tokens, before router_normalization: "none" or "running"
+        (the router's buffers hold the means, of `router_normalization_steps` steps of training).
     router_renormalize: whether the weights of a token's experts sum to 1.
     router_gate_scale: for "top_k_bias", what they sum to.
     router_max_experts: maximum number of experts per token; 0: no limit. A smaller one saves time and memory.
@@ -46,8 +48,9 @@ class DtoppConfig(PretrainedConfig):
                  rms_norm_eps=1e-5, hidden_act="silu",
                  router_method="dtop_p", router_top_k=8, router_thresholds=None, router_target_experts=8,
                  router_normalization="dynamic", router_renormalize=True, router_gate_scale=1.0, router_max_experts=0,
-                 router_cut_decay=0.99, router_cut_steps=0, initializer_range=0.02, rope_parameters=None, use_cache=True,
-                 output_router_logits=False, attend_across_documents=True, end_of_text=-1, **kwargs):
+                 router_cut_decay=0.99, router_cut_steps=0, router_expert_normalization="none", router_normalization_steps=0,
+                 initializer_range=0.02, rope_parameters=None, use_cache=True, output_router_logits=False,
+                 attend_across_documents=True, end_of_text=-1, **kwargs):
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.intermediate_size = intermediate_size
@@ -76,6 +79,8 @@ class DtoppConfig(PretrainedConfig):
         self.router_max_experts = router_max_experts
         self.router_cut_decay = router_cut_decay
         self.router_cut_steps = router_cut_steps
+        self.router_expert_normalization = router_expert_normalization
+        self.router_normalization_steps = router_normalization_steps
         self.initializer_range = initializer_range
         self.rope_parameters = rope_parameters or {"rope_type": "default", "rope_theta": 10000.0}
         self.use_cache = use_cache

@@ -68,6 +68,9 @@ class DtoppRouter(nn.Module):
         self.weight = nn.Parameter(torch.zeros(config.num_experts + config.zero_experts, config.hidden_size))
         if config.router_normalization == "dynamic":
             self.scale = nn.Parameter(torch.ones(()))
+        if config.router_expert_normalization == "running":
+            self.register_buffer("input_mean_D", torch.zeros(config.hidden_size, dtype=torch.float64))
+            self.register_buffer("logit_square_C", torch.ones(len(self.weight), dtype=torch.float64))
         if method in ("top_k_bias", "dtop_p_bias"):
             self.register_buffer("bias_E", torch.zeros(config.num_experts, dtype=torch.float64))
         if method == "expert_threshold":
@@ -91,7 +94,12 @@ class DtoppRouter(nn.Module):
                 zero_gate_TZ.sum(-1, keepdim=True))
 
     def logits(self, x_TD):
-        return F.linear(x_TD.float(), self.weight.float())
+        """z [T, C]: w_e x, or w_e (x - m) / s_e with running means m and s_e² of training."""
+        weight_CD = self.weight.float()
+        logits_TC = F.linear(x_TD.float(), weight_CD)
+        if self.config.router_expert_normalization == "running":
+            logits_TC = (logits_TC - weight_CD @ self.input_mean_D.float()) * (self.logit_square_C + 1e-6).rsqrt().float()
+        return logits_TC
 
     def gates(self, logits_TC):
         """Weights [T, C]; 0 for experts that are not selected."""

@@ -78,12 +78,13 @@ def test_llama_cpp_gives_the_same_tokens_and_text(case):
     assert done.stdout == tokenizer.decode(generated) + "\n"
 
 
-@pytest.mark.parametrize("override, key", [
+@pytest.mark.parametrize("overrides, key", [
     ("routing.method=dtop_p", "routing.method must be top_k"),
+    ("routing.normalization=fixed routing.expert_normalization=running", "routing.expert_normalization must be none"),
     ("routing.renormalize=true", "routing.renormalize must be false"),
     ("model.norm=layer", "model.norm must be rms")])
-def test_another_model_is_refused_by_its_key(override, key, tmp_path):
-    run = tiny_run.trained(tmp_path, *OLMOE, "training.steps=4", override) / "run"
+def test_another_model_is_refused_by_its_key(overrides, key, tmp_path):
+    run = tiny_run.trained(tmp_path, *OLMOE, "training.steps=4", *overrides.split()) / "run"
     assert_refused(tiny_run.dtopp("convert", "to-gguf", run, tmp_path / "model.gguf"), 2,
                    ["llama.cpp", f"{key}; train such a model", "to-hf"])
     assert not (tmp_path / "model.gguf").exists()

@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 
 NAMES = ["dense", "dense_untied", "top_k", "top_1_without_renormalisation", "top_p", "top_p_capped", "dtop_p", "dtop_p_rms",
          "dtop_p_layer", "dtop_p_without_renormalisation", "dtop_p_gqa", "dtop_p_norm_of_each_head", "dtop_p_without_qk_norm",
-         "dtop_p_shared_experts", "dtop_p_shared_gate", "dtop_p_zero_experts", "dtop_p_zero_experts_that_copy", *ROUTERS]
+         "dtop_p_shared_experts", "dtop_p_shared_gate", "dtop_p_zero_experts", "dtop_p_zero_experts_that_copy",
+         "dtop_p_expert_normalization_zero_experts", *ROUTERS]
 BOUND = 2e-5
 
 
@@ -107,13 +108,15 @@ def assert_same_router(checkpoint, back):
         return
     before, after = (load_file(path / "router.safetensors") for path in (checkpoint, back))
     assert before.keys() == after.keys()
-    for name in before.keys() & {"threshold_C", "bias_LE", "cut_LE", "cut_steps"}:
+    for name in before.keys() & {"threshold_C", "bias_LE", "cut_LE", "cut_steps", "router_input_mean_LD", "logit_square_LC",
+                                 "normalization_steps"}:
         assert torch.equal(before[name], after[name]), name
 
 
 @pytest.mark.parametrize("name, tensor, change, status, words", [
     ("hash", "expert_VK", lambda value: value.flip(0), 2, "selects other experts"),
     ("dtop_p_bias", "bias_E", lambda value: value.float(), 3, ["is F32", "expected F64"]),
+    ("top_k_expert_normalization", "input_mean_D", lambda value: value[1:].contiguous(), 3, ["F64 [31]", "[32]"]),
     ("expert_threshold", "cut_E", lambda value: value[1:].contiguous(), 3, ["F64 [7]", "[8]"])])
 def test_a_changed_state_of_a_router_is_refused(name, tensor, change, status, words, tmp_path, program, dtopp_binary):
     file = Case(name, program("dtopp_parity"), tmp_path).folder / "model.safetensors"

@@ -199,6 +199,7 @@ def test_a_folder_may_be_named_with_a_slash_at_its_end(own, tmp_path):
 @pytest.mark.parametrize("override, key", [
     ("model.norm=layer", "model.norm"), ("routing.method=dtop_p", "routing.method"),
     ("routing.normalization=fixed", "routing.normalization"),
+    ("routing.normalization=fixed routing.expert_normalization=running", "routing.expert_normalization"),
     ("model.num_experts=1", "model.num_experts"),
     ("model.qk_norm=head", "model.qk_norm"), ("model.qkv_bias=true", "model.qkv_bias"),
     ("model.attend_across_documents=false data.end_of_text=7", "model.attend_across_documents")])

@@ -35,7 +35,8 @@ def test_the_architecture_is_registered_once(plugin):
     assert issubclass(model_class(), vllm_stand_in.TransformersMoEForCausalLM)
 
 
-@pytest.mark.parametrize("name", ["dtop_p", "dtop_p_bias", "expert_threshold", "top_k_bias_zero_experts_that_copy", "hash"])
+@pytest.mark.parametrize("name", ["dtop_p", "dtop_p_bias", "expert_threshold", "top_k_bias_zero_experts_that_copy", "hash",
+                                  "dtop_p_expert_normalization"])
 def test_its_model_has_the_programs_logits(name, plugin, tmp_path, program, dtopp_binary, remote_code):
     case = Case(name, program("dtopp_parity"), tmp_path)
     config = transformers.AutoConfig.from_pretrained(case.folder, trust_remote_code=True)

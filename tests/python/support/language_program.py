@@ -55,6 +55,9 @@ CASES = {
     "dtop_p_shared_experts": {"model.shared_experts": 2},
     "dtop_p_shared_gate": {"model.shared_experts": 2, "model.shared_gate": "true", "model.norm": "rms", "model.qk_norm": "head"},
     "dtop_p_slow_router": {"optimizer.router_lr_factor": 0.3, "optimizer.router_warmup_steps": 5},
+    "top_k_expert_normalization": {"routing.method": "top_k", "routing.experts": 3, "routing.expert_normalization": "running"},
+    "dtop_p_expert_normalization": {"routing.expert_normalization": "running"},
+    "dtop_p_expert_normalization_zero_experts": {"routing.expert_normalization": "running", "model.zero_experts": 4},
     "dtop_p_lm_loss_alone": {"loss.lm_z": 0, "loss.load_balance": 0, "loss.dynamic": 0, "loss.router_z": 0},
 }
 
@@ -129,7 +132,8 @@ class Both(Program):
     def reference(self, dtype=torch.float32, compute=None):
         config, parameters, _, state = reference_model.load_checkpoint(self.checkpoint, dtype)
         thresholds = reference_model.Controller(config, state).thresholds()
-        logits, layers = reference_model.forward(config, parameters, self.tokens[:, :-1], thresholds, compute)
+        logits, layers = reference_model.forward(config, parameters, self.tokens[:, :-1], thresholds, compute,
+                                                 reference_model.ExpertNormalization(state))
         values = reference_model.losses(config, logits, layers, self.tokens[:, 1:])
         values["total"].backward()
         result = {"logits": logits.detach()}

@@ -5,6 +5,7 @@ whole tokens x vocabulary matrix is stored, and autograd runs the backward pass.
 experts, F expert FFN, V vocabulary, H heads, L positions.
 """
 
+import functools
 import json
 import math
 import pathlib
@@ -148,10 +149,45 @@ def swiglu(x, gate_up, down):
     return (F.silu(gate) * up) @ down.transpose(-1, -2)
 
 
-def moe(x_TD, parameters, weight, prefix, routing, threshold, copies_input=False):
-    z_TE = x_TD.to(parameters[prefix + "gate.weight"].dtype) @ parameters[prefix + "gate.weight"].T
+class ExpertNormalization:
+    """Logits w_e (x - m) / s_e, with running means m of x and s_e² of the squares of w_e (x - m), from the state of a
+    checkpoint. A state without means leaves logits w_e x."""
+
+    def __init__(self, state):
+        self.steps = state.get("normalization_steps")
+        self.means, self.squares = (torch.tensor(state.get(name, []), dtype=torch.float64)
+                                    for name in ("router_input_mean_LD", "logit_square_LC"))
+
+    def logits(self, layer, x_TD, weight_CD):
+        if self.steps is None:
+            return x_TD @ weight_CD.T
+        z_TC = (x_TD - self.means[layer].to(x_TD.dtype)) @ weight_CD.T
+        return z_TC / (self.squares[layer].to(x_TD.dtype) + 1e-6).sqrt()
+
+    def update(self, inputs, logits):
+        """Ends a step with these inputs [T, D] and logits [T, C] per layer. Earlier steps weigh a hundredth of their number."""
+        if self.steps is None:
+            return
+        weight = 1 / (self.steps / 100 + 1)
+        for layer, (x_TD, z_TC) in enumerate(zip(inputs, logits)):
+            square_C = z_TC.double().square().mean(0) * (self.squares[layer] + 1e-6)
+            self.means[layer] += weight * (x_TD.double().mean(0) - self.means[layer])
+            self.squares[layer] += weight * (square_C - self.squares[layer])
+        self.steps += 1
+
+
+def common_logit_share(z_TC):
+    """The share of the variance of the logits, each token's centered over its experts, that all tokens have in common."""
+    c_TC = z_TC.double() - z_TC.double().mean(-1, keepdim=True)
+    return (c_TC.mean(0).square().sum() / c_TC.square().sum(-1).mean()).item()
+
+
+def moe(x_TD, parameters, weight, prefix, routing, threshold, copies_input=False, logits_of=None):
+    router_x_TD = x_TD.to(parameters[prefix + "gate.weight"].dtype)
+    z_TE = (logits_of or F.linear)(router_x_TD, parameters[prefix + "gate.weight"])
     gates_TE, routed = route(z_TE, parameters.get(prefix + "gate.scale"), routing, threshold,
                              len(parameters[prefix + "experts.down_proj"]))
+    routed |= {"x": router_x_TD.detach(), "z": z_TE.detach()}
     y_ETD = swiglu(x_TD, weight(prefix + "experts.gate_up_proj"), weight(prefix + "experts.down_proj"))
     y_TD = (gates_TE.T.unsqueeze(-1) * y_ETD).sum(0).to(x_TD.dtype)
     if copies_input:
@@ -165,9 +201,9 @@ def moe(x_TD, parameters, weight, prefix, routing, threshold, copies_input=False
     return y_TD, routed
 
 
-def forward(config, parameters, tokens_BL, thresholds, compute=None):
+def forward(config, parameters, tokens_BL, thresholds, compute=None, normalization=None):
     """Returns the logits [B, L, V] and each layer's routing. `thresholds` holds p per layer. `compute` is the
-    dtype of everything but the router, if it differs from the parameters' dtype."""
+    dtype of everything but the router, if it differs from the parameters' dtype. `normalization` is that of experts."""
     model = config["model"]
 
     def weight(name):
@@ -186,7 +222,7 @@ def forward(config, parameters, tokens_BL, thresholds, compute=None):
             x = x + swiglu(h, weight(prefix + "mlp.gate_up_proj.weight"), weight(prefix + "mlp.down_proj.weight"))
         else:
             y, routed = moe(h.flatten(0, 1), parameters, weight, prefix + "mlp.", config["routing"], thresholds[n],
-                            model.get("zero_kind") == "copy")
+                            model.get("zero_kind") == "copy", normalization and functools.partial(normalization.logits, n))
             x = x + y.unflatten(0, h.shape[:2])
             layers.append(routed)
     head = weight("model.embed_tokens.weight" if model["tie_embeddings"] else "lm_head.weight")
@@ -244,7 +280,7 @@ class Trainer:
     def __init__(self, checkpoint, dtype=torch.float32):
         self.config, self.parameters, self.moments, state = load_checkpoint(checkpoint, dtype)
         self.step_count = state["step"]
-        self.controller = Controller(self.config, state)
+        self.controller, self.normalization = Controller(self.config, state), ExpertNormalization(state)
         self.decays = {name for name, p in self.parameters.items() if p.dim() >= 2}  # gains are vectors, theta a scalar
         self.last_shares = None  # f per layer, if the loss uses the last step's
         if "tokens_per_expert_LE" in state:
@@ -256,10 +292,10 @@ class Trainer:
         """Runs one optimizer step on a global batch [B, L + 1] and returns its entries of metrics.jsonl."""
         self.step_count += 1
         micro_batches = tokens_BL1.split(self.config["training"]["micro_batch_size"])
-        report, counts, margin, tokens, used = {}, None, math.inf, 0, []
+        report, counts, margin, tokens, used, routed = {}, None, math.inf, 0, [], []
         thresholds = self.controller.thresholds()
         for batch in micro_batches:
-            logits, layers = forward(self.config, self.parameters, batch[:, :-1], thresholds)
+            logits, layers = forward(self.config, self.parameters, batch[:, :-1], thresholds, normalization=self.normalization)
             values = losses(self.config, logits, layers, batch[:, 1:], self.last_shares)
             (values["total"] / len(micro_batches)).backward()
             for name, value in values.items():
@@ -267,6 +303,7 @@ class Trainer:
             counts = [c + layer["counts"] for c, layer in zip(counts or [0] * len(layers), layers)]
             tokens += batch[:, 1:].numel()
             if layers:
+                routed.append(layers)
                 used.append(torch.stack([(layer["gates"] > 0).sum(-1) for layer in layers]))
             margin = min([margin] + [layer["margin"] for layer in layers])
         report["lr"] = learning_rate(self.config, self.step_count)
@@ -280,6 +317,10 @@ class Trainer:
             report["used"] = used.flatten().tolist()
             report["thresholds"] = list(thresholds)
             self.controller.update(active)
+            inputs, logits = ([torch.cat([layer[name] for layer in of_all]) for of_all in zip(*routed)] for name in ("x", "z"))
+            shares = [common_logit_share(z_TC) for z_TC in logits]
+            report["common_logit_share"] = sum(shares) / len(shares)
+            self.normalization.update(inputs, logits)
             if self.config["loss"]["batch_statistics"] == "global":
                 self.last_shares = [c / tokens for c in counts]
         return report

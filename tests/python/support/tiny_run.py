@@ -50,6 +50,7 @@ ROUTERS = {
     "schedule_hash": ["routing.method=hash", "routing.normalization=none", "loss.load_balance=0", "loss.dynamic=0",
                       "routing.schedule=[4, 2, 3]", "routing.schedule_at=[0, 0.5, 1]", "routing.schedule_shape=step"],
     "zero_experts": ["model.zero_experts=5", "model.zero_kind=copy"],
+    "expert_normalization": ["routing.expert_normalization=running", "model.zero_experts=3"],
     "zero_experts_bias": ["model.zero_experts=4", "routing.method=top_k_bias", "routing.max_experts=5",
                           "routing.bias_rate=0.02", "loss.load_balance=0"],
 }

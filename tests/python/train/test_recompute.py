@@ -24,6 +24,7 @@ CASES = [
     ("dtop_p", "fp32", 2, 2, "layer"), ("dtop_p", "bf16", 1, 1, "layer"), ("dtop_p", "bf16", 2, 2, "layer"),
     ("top_k_bias", "fp32", 1, 1, "layer"), ("relu", "fp32", 2, 2, "layer"), ("expert_threshold", "bf16", 1, 1, "moe"),
     ("dtop_p_layerwise", "bf16", 1, 1, "moe"), ("dense", "fp32", 1, 1, "layer"), ("shared_experts", "fp32", 2, 2, "layer"),
+    ("expert_normalization", "fp32", 2, 2, "layer"), ("expert_normalization", "bf16", 1, 1, "moe"),
     ("diffusion", "fp32", 1, 1, "layer"), ("diffusion", "fp32", 2, 2, "layer"),
 ]
 EVERY = [case for case in itertools.product(RUNS, ["fp32", "bf16"], [1, 2, 4], [1, 2], ["moe", "layer"])

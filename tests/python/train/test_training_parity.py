@@ -22,11 +22,13 @@ CASES = {
     "dtop_p_layer": {"routing.scope": "layer", "routing.experts": "[2, 5]", "optimizer.grad_clip": 0.3},
     "dtop_p_z_of_normalized_logits": {"loss.router_z_on": "normalized", "loss.router_z": 0.1},
     "dtop_p_documents": {"model.attend_across_documents": "false", "data.end_of_text": 7},
+    "top_k_expert_normalization": {"routing.method": "top_k", "routing.experts": 2, "routing.expert_normalization": "running"},
+    "dtop_p_expert_normalization": {"routing.expert_normalization": "running", "model.zero_experts": 3},
     "dtop_p_whole_batch": {"loss.batch_statistics": "global", "loss.load_balance": 0.1},
 }
 REPORTED = {"total": "train/loss"} | {name: f"train/{name}_loss" for name in reference_model.LOSSES} | {
     "lr": "train/lr", "grad_norm": "train/grad_norm", "active_experts": "moe/active_experts",
-    "token_mean_std": "moe/token_mean_std"}
+    "token_mean_std": "moe/token_mean_std", "common_logit_share": "moe/common_logit_share"}
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -82,6 +84,11 @@ def compare_state(trainer, path):
             assert difference < 1e-3, name
     if trainer.config["model"]["num_experts"] > 1 and trainer.config["routing"]["method"] == "dtop_p":
         assert state["threshold_C"] == pytest.approx(trainer.controller.p, abs=1e-12)
+    normalization = trainer.normalization
+    if normalization.steps is not None:
+        assert state["normalization_steps"] == normalization.steps == LAST
+        for name, want in (("router_input_mean_LD", normalization.means), ("logit_square_LC", normalization.squares)):
+            torch.testing.assert_close(torch.tensor(state[name], dtype=torch.float64), want, rtol=1e-3, atol=1e-5)
 
 
 def test_samples_are_taken_in_the_order_of_the_seed(run):
