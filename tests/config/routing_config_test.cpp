@@ -69,6 +69,8 @@ TEST_F(RoutingConfigTest, impossible_values_name_the_key_and_the_bound) {
       {{"model.zero_experts=8", "routing.max_experts=73"},
        "routing.max_experts: must lie in [0, 72] (model.num_experts + zero_experts; 0: no cap), is 73"},
       {{"model.zero_kind=copy"}, "model.zero_kind: copy needs model.zero_experts"},
+      {{"routing.expert_normalization=running", "routing.normalization=none"},
+       "routing.expert_normalization: needs routing.normalization: fixed or dynamic; set it to none"},
       {{"routing.bias_until=1.5"}, "routing.bias_until: must lie in [0, 1], is 1.5"},
       {{"routing.gate_scale=0"}, "routing.gate_scale: must be positive"},
       {{"routing.gate_scale=2.5"},
@@ -129,6 +131,17 @@ TEST_F(RoutingConfigTest, methods_with_their_own_gates_refuse_what_they_do_not_u
   EXPECT_THAT(with("routing.lambda_0=0"), testing::HasSubstr("routing.lambda_0: must be positive"));
   EXPECT_THAT(with("routing.lambda_factor=1"), testing::HasSubstr("routing.lambda_factor: must be above 1"));
   EXPECT_EQ(with("routing.experts=2.5"), "no error");
+  for (const std::vector<std::string>& others :
+       {std::vector<std::string>{"routing.method=relu", "loss.load_balance=0"},
+        {"routing.method=expert_threshold"},
+        {"routing.method=top_k_bias", "routing.renormalize=true"},
+        {"routing.method=hash", "routing.renormalize=true", "loss.load_balance=0", "loss.dynamic=0"}}) {
+    std::vector<std::string> overrides = {"routing.normalization=none", "routing.renormalize=false"};
+    overrides.insert(overrides.end(), others.begin(), others.end());
+    EXPECT_EQ(error(overrides), "no error");
+    overrides.push_back("routing.expert_normalization=running");
+    EXPECT_THAT(error(overrides), testing::HasSubstr("routing.expert_normalization: needs"));
+  }
   EXPECT_THAT(error({"routing.method=expert_threshold", "routing.normalization=none",
                      "routing.renormalize=false", "routing.cut_decay=1"}),
               testing::HasSubstr("routing.cut_decay: must lie in [0, 1), is 1"));

@@ -96,6 +96,8 @@ class RanksByMethodSlow : public Ranks, public testing::WithParamInterface<const
       config_.model.qk_norm = config::QkNorm::kHead;
       config_.model.qkv_bias = true;
     }
+    if (method == "expert_normalization")
+      config_.routing.expert_normalization = config::ExpertNormalization::kRunning;
     if (method == "global_statistics") config_.loss.batch_statistics = config::BatchStatistics::kGlobal;
     if (method == "dense") config_.routing.experts.clear();
   }
@@ -179,7 +181,7 @@ TEST_F(Ranks, a_run_in_bf16_has_them_in_blocks_of_one_size) {
 INSTANTIATE_TEST_SUITE_P(Methods, RanksByMethodSlow,
                          testing::Values("dtop_p", "layer", "top_p", "top_k", "top_k_bias", "dtop_p_bias",
                                          "relu", "expert_threshold", "hash", "shared", "zero", "zero_bias",
-                                         "dense", "global_statistics"));
+                                         "dense", "global_statistics", "expert_normalization"));
 
 }  // namespace
 }  // namespace dtopp::train

@@ -57,6 +57,7 @@ struct Method {
   bool renormalize;
   Expected (*select)(const Case& c);
   int64_t zero_experts = 0;  // the last columns of the logits
+  config::ExpertNormalization expert_normalization = config::ExpertNormalization::kNone;
 };
 
 using enum config::RoutingMethod;
@@ -103,6 +104,9 @@ const Method kMethods[] = {
      3},
     {"dtop_p_zero", kDTopP, kDynamic, true,
      [](const Case& c) { return by_mass(c, c.number("threshold_C"), order_of(c.prob_TE)); }, 3},
+    {"dtop_p_expert_normalization", kDTopP, kDynamic, true,
+     [](const Case& c) { return by_mass(c, c.number("threshold_C"), order_of(c.prob_TE)); }, 0,
+     config::ExpertNormalization::kRunning},
 };
 
 constexpr int64_t kLayers = 2, kSequence = 8;
@@ -116,7 +120,9 @@ config::RunConfig config_of(const Method& method, int64_t columns = 8) {
   config.model.zero_experts = method.zero_experts;
   if (method.zero_experts > 0 && method.method == kTopKBias) config.routing.max_experts = 5;
   config.model.sequence_length = kSequence;
+  config.model.hidden_size = 1;
   config.routing.method = method.method;
+  config.routing.expert_normalization = method.expert_normalization;
   config.routing.experts = {static_cast<double>(std::min<int64_t>(experts, 3))};
   config.routing.threshold = 0.4;
   config.routing.normalization = method.normalization;
@@ -150,21 +156,23 @@ class RouterFamily : public testing::TestWithParam<Method> {
   // An optimizer step whose tokens have these logits, in equal micro-batches.
   static void step(Router& router, const std::vector<at::Tensor>& z_LTE, int64_t micro_batches = 1,
                    const at::Tensor& applied = yes()) {
-    std::vector<at::Tensor> counts, statistics;
+    std::vector<at::Tensor> counts, statistics, logit_sums;
     for (size_t layer = 0; layer < z_LTE.size(); ++layer) {
-      at::Tensor counts_E, statistics_S;
+      at::Tensor counts_E, statistics_S, logit_sums_S = at::zeros({router.logit_sums_shape()[1]}, at::kLong);
       for (const at::Tensor& z_TE : z_LTE[layer].chunk(micro_batches)) {
         const ops::RouteOutput out = select(router, z_TE, static_cast<int64_t>(layer), /*training=*/true);
         counts_E = counts_E.defined() ? counts_E + out.tokens_per_expert_E : out.tokens_per_expert_E;
         if (out.statistics.defined())
           statistics_S = statistics_S.defined() ? statistics_S + out.statistics : out.statistics;
+        logit_sums_S += router.logit_sums(z_TE, /*x_TD=*/z_TE.narrow(1, 0, 1));
       }
       counts.push_back(counts_E.narrow(0, 0, router.num_experts()));
       if (statistics_S.defined()) statistics.push_back(statistics_S);
+      logit_sums.push_back(logit_sums_S);
     }
     at::Tensor rows = statistics.empty() ? at::Tensor() : at::stack(statistics);
     if (rows.defined() && router.statistics_shape()[0] == 1) rows = rows.sum(0, /*keepdim=*/true);
-    router.update({at::stack(counts), z_LTE[0].size(0), rows}, applied);
+    router.update({at::stack(counts), z_LTE[0].size(0), rows, at::stack(logit_sums)}, applied);
   }
   Expected expected(const Router& router, const at::Tensor& z_TE) const {
     const config::RoutingConfig& config = router.config();
