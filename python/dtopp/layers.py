@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dtopp import functional, operators
+from dtopp.expert_normalization import ExpertNormalization, logit_sums
 from dtopp.functional import Normalization, Routing
 from dtopp.routers import DTopP, Router, RouterInput, TopK, TopP
 
@@ -53,13 +54,17 @@ class Gate(nn.Module):
         target_experts: T, the mean number of experts per token; k of top_k. Only for named routers, like threshold and max_experts.
         threshold: p; with router dtop_p its initial value.
         normalization, renormalize, max_experts: as in dtopp.functional.route.
+        expert_normalization: running centers and scales each expert's logits over tokens, before normalization, with running
+            means of earlier steps that a RouterUpdater moves. They are over all tokens; `dtopp train` samples the tokens of
+            large steps.
         load_balance, dynamic, router_z: weights of the losses.
 
     Parameters: weight [E + zero_experts, D]; scale [1], theta, if normalization is dynamic. A router without logits
     (dtopp.Hash) has neither.
 
-    The state_dict does not hold the router's state, for example p (`gate.router.threshold`), and the counts
-    between two steps. A RouterUpdater saves the state; `gate.router.threshold.fill_(p)` sets p by hand.
+    The state_dict does not hold the router's state, for example p (`gate.router.threshold`), the means of
+    expert_normalization, and the counts between two steps. A RouterUpdater saves the state;
+    `gate.router.threshold.fill_(p)` sets p by hand.
 
     Raises:
         ValueError: an option out of range; in a call, an input of another shape.
@@ -67,7 +72,8 @@ class Gate(nn.Module):
 
     def __init__(self, hidden_size: int, num_experts: int, *, router: RouterName | Router = "dtop_p",
                  zero_experts: int = 0, target_experts: float = 8, threshold: float = 0.25,
-                 normalization: Normalization = "dynamic", renormalize: bool = True, max_experts: int = 0,
+                 normalization: Normalization = "dynamic", expert_normalization: Literal["none", "running"] = "none",
+                 renormalize: bool = True, max_experts: int = 0,
                  load_balance: float = 1e-4, dynamic: float = 1e-3, router_z: float = 0.0,
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -79,6 +85,11 @@ class Gate(nn.Module):
         if not isinstance(router, Router):
             router = _named_router(router, num_experts, target_experts, threshold, max_experts, zero_experts > 0)
         self._check(router)
+        _expect(expert_normalization == "none" or (expert_normalization == "running" and normalization != "none"),
+                "expert_normalization none, or running with normalization fixed or dynamic, got "
+                f"'{expert_normalization}' with '{normalization}'")
+        self.expert_normalization = (None if expert_normalization == "none" else
+                                     ExpertNormalization(hidden_size, num_experts + zero_experts))
         if router.has_logits:
             self.weight = nn.Parameter(torch.empty(num_experts + zero_experts, hidden_size, device=device, dtype=dtype))
         if normalization == "dynamic":
@@ -86,6 +97,8 @@ class Gate(nn.Module):
         self.register_load_state_dict_pre_hook(_take_scale_of_checkpoints)  # type: ignore[no-untyped-call]
         self._begin(torch.empty(0, device=device).device)
         self.set_router(router)
+        if self.expert_normalization is not None:
+            self.expert_normalization.place(self.tally.device)
         self.reset_parameters()
 
     def set_router(self, router: Router) -> None:
@@ -113,6 +126,8 @@ class Gate(nn.Module):
         has_logits = self.router.has_logits
         real = torch.float64 if (self.weight if has_logits else x_TD).dtype == torch.float64 else torch.float32
         logits_TE = F.linear(x_TD.to(real), self.weight.to(real)) if has_logits else x_TD.new_empty(0, dtype=real)
+        if self.expert_normalization is not None:
+            logits_TE = self.expert_normalization(logits_TE, self.weight.to(real))
         scale = self.scale.reshape(()).to(real) if self.normalization == "dynamic" else logits_TE.new_ones(())
         routing = self.router.select(RouterInput(logits_TE, scale, self.normalization, self.renormalize,
                                                  self.training, self.zero_experts, ids_T))
@@ -125,6 +140,8 @@ class Gate(nn.Module):
         losses = (share_E * routing.mean_prob_E).sum() * self.num_experts, routing.entropy, routing.router_z
         operators.tally_(self.tally, torch.cat([routing.tokens_per_expert_E, routing.active_histogram]))
         operators.tally_(self.sums, torch.stack([*losses, scale, scale.new_ones(())]).detach())
+        if has_logits:
+            operators.tally_(self.logit_sums, logit_sums(logits_TE, None if self.expert_normalization is None else x_TD))
         if routing.statistics is not None:
             operators.tally_(self.statistics, routing.statistics)
         weighted = [weight * loss for weight, loss in zip(self.loss_weights, losses) if weight != 0]
@@ -143,14 +160,19 @@ class Gate(nn.Module):
         self.tally = torch.zeros(2 * self.num_experts + 1, dtype=torch.int64, device=device)
         # Sums of the three losses and of theta, and the number of calls summed.
         self.sums = torch.zeros(len(LOSSES) + 2, dtype=torch.float64, device=device)
+        num_logits = self.num_experts + self.zero_experts
+        of_inputs = 0 if self.expert_normalization is None else num_logits + self.hidden_size
+        self.logit_sums = torch.zeros(num_logits + 1 + of_inputs, dtype=torch.int64, device=device)
 
     def _place(self, device: torch.device) -> None:
         if self.tally.is_meta:
             self._begin(device)
             self.statistics = self.tally.new_zeros(self.statistics.shape)
-        for name in ("loss_scale", "tally", "sums", "statistics"):
+        for name in ("loss_scale", "tally", "sums", "logit_sums", "statistics"):
             setattr(self, name, getattr(self, name).to(device))
         self.router.place(device)
+        if self.expert_normalization is not None:
+            self.expert_normalization.place(device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Gate":
         self._place(fn(self.tally[:0]).device)

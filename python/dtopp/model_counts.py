@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dtopp.expert_normalization import common_logit_share
 from dtopp.layers import LOSSES, Gate
 from dtopp.routers import Router, StepCounts
 
@@ -18,9 +19,10 @@ class ModelCounts:
         device = gates[0].tally.device
         self._routers = [gate.router for gate in gates]
         self._experts = [gate.num_experts for gate in gates]
+        self._logits = [gate.num_experts + gate.zero_experts if gate.router.has_logits else 0 for gate in gates]
         self._scaled = [gate.normalization == "dynamic" for gate in gates]
         kinds = [[gate.tally for gate in gates], [gate.sums for gate in gates],
-                 [gate.statistics for gate in gates]]
+                 [gate.statistics for gate in gates], [gate.logit_sums for gate in gates]]
         flat = [tensor.to(device, torch.float64) for tensors in kinds for tensor in tensors]
         total = torch.cat(flat)  # integers, exact below 2^53
         if dist.is_available() and dist.is_initialized():
@@ -30,7 +32,7 @@ class ModelCounts:
         parts = torch.split(total, [tensor.numel() for tensor in flat])
         layers = len(gates)
         self._tallies, self._sums = parts[:layers], parts[layers : 2 * layers]
-        self._statistics = parts[2 * layers :]
+        self._statistics, self._logit_sums = parts[2 * layers : 3 * layers], parts[3 * layers :]
 
     def of(self, router: Router, device: torch.device) -> StepCounts:
         """The sums over the layers of a router."""
@@ -39,6 +41,10 @@ class ModelCounts:
         statistics = torch.stack([self._statistics[layer] for layer in layers]).sum(0).to(device, torch.int64)
         experts = self._experts[layers[0]]
         return StepCounts(tally[:experts], tally[experts:].sum(), statistics)
+
+    def of_logits(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's logit_sums (dtopp/expert_normalization.py), f64, and the number of its tokens."""
+        return self._logit_sums[layer], self._tallies[layer][self._experts[layer] :].sum()
 
     def metrics(self) -> dict[str, float]:
         """The active experts and the unweighted losses, under the names of metrics.jsonl."""
@@ -51,6 +57,9 @@ class ModelCounts:
         values = {"moe/active_experts": mean, "moe/active_experts_std": deviation,
                   "moe/imbalance": sum(layer["imbalance"] for layer in layers) / len(layers),
                   "moe/dead_experts": sum(layer["dead_experts"] for layer in layers)}
+        shares = [layer["common_logit_share"] for layer in layers if "common_logit_share" in layer]
+        if shares:
+            values["moe/common_logit_share"] = sum(shares) / len(shares)
         values |= {name + key: value for name, layer in zip(names, layers) for key, value in layer.items()}
         return values | self._losses()
 
@@ -60,6 +69,9 @@ class ModelCounts:
         imbalance = (counts_E.max() / counts_E.mean()).item() if counts_E.sum() > 0 else 0.0
         values = {"active_experts": mean, "active_experts_std": deviation, "imbalance": imbalance,
                   "dead_experts": (counts_E == 0).sum().item()}
+        if self._logits[layer] > 0:
+            sums_S, tokens = self.of_logits(layer)
+            values["common_logit_share"] = common_logit_share(sums_S, self._logits[layer], tokens)
         return values | {"scale": self._mean_sums(layer)[-1]} if self._scaled[layer] else values
 
     def _mean_sums(self, layer: int) -> list[float]:

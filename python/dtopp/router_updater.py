@@ -1,4 +1,4 @@
-"""Moves the state of a model's routers once per optimizer step."""
+"""Moves the state of a model's routers and of their layers' expert normalization once per optimizer step."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dtopp.layers import Gate
 from dtopp.model_counts import ModelCounts
+from dtopp.router_state import RouterState
 from dtopp.routers import DTopP
 
 
@@ -54,14 +55,17 @@ class RouterUpdater:
             device = next(gate.tally.device for gate in self.gates if gate.router is router)
             router.place(device)
             router.update(counts.of(router, device))
+        for layer, gate in enumerate(self.gates):
+            if gate.expert_normalization is not None:
+                gate.expert_normalization.update(*counts.of_logits(layer))
 
     def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
         """Calls step() after each step of the optimizer. The handle's remove() ends that."""
         return optimizer.register_step_post_hook(lambda *_: self.step())
 
     def state_dict(self) -> dict[str, Any]:
-        """The routers' state as numbers and lists. A key is the number of the router, from 0, and a name of its
-        state: "0.threshold"."""
+        """The state as numbers and lists. A key is the number of the router, from 0, and a name of its state:
+        "0.threshold". The state of expert_normalization is that of a layer: "layer_00.input_mean_D"."""
         return {name: value.tolist() for name, value in self._state().items()}
 
     @torch.no_grad()
@@ -92,8 +96,10 @@ class RouterUpdater:
         return values
 
     def _state(self) -> dict[str, Tensor]:
-        return {f"{number}.{name}": getattr(router, name)
-                for number, router in enumerate(self.routers) for name in router.state_names}
+        owners: dict[str, RouterState] = {str(number): router for number, router in enumerate(self.routers)}
+        owners |= {f"layer_{layer:02d}": gate.expert_normalization for layer, gate in enumerate(self.gates)
+                   if gate.expert_normalization is not None}
+        return {f"{owner}.{name}": getattr(state, name) for owner, state in owners.items() for name in state.state_names}
 
 
 class ThresholdController(RouterUpdater):

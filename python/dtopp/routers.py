@@ -4,11 +4,12 @@ E experts."""
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dtopp import functional
 from dtopp.active_expert_curve import MAX_THRESHOLD, MIN_THRESHOLD, ActiveExpertCurve
 from dtopp.functional import Normalization, Routing
+from dtopp.router_state import RouterState
 
 CUMULATIVE_PROB_BINS = 4096
 _MOST_OWED = 0.5  # fraction of T: limit of error_sum
@@ -43,7 +44,7 @@ class StepCounts(NamedTuple):
     """int64 [statistics_size]: sums of Routing.statistics."""
 
 
-class Router(nn.Module):
+class Router(RouterState):
     """Selects the experts of each token. It mirrors the Router of the program (dtopp/moe/router.h).
 
     A router serves every layer that is given it: give each layer its own, or one to several layers that share
@@ -57,7 +58,6 @@ class Router(nn.Module):
     - metrics(), values of the last step by name.
     """
 
-    state_names: tuple[str, ...] = ()
     has_logits = True
     """Whether the layer computes logits; if not, it has no router matrix, and select() gets an empty tensor for them."""
     statistics_size = 0
@@ -98,16 +98,6 @@ class Router(nn.Module):
         return functional.route(input.logits_TE, input.scale, threshold.to(input.logits_TE.device),
                                 normalization=input.normalization, top_k=top_k, max_experts=max_experts,
                                 renormalize=input.renormalize)
-
-    def place(self, device: torch.device) -> None:
-        """Moves the state to a device. The meta device has no memory: the state stays where it is."""
-        for name in self.state_names:
-            value = getattr(self, name)
-            if device.type != "meta" and value.is_meta:
-                raise ValueError(f"{type(self).__name__}: {name} was made on the meta device; "
-                                 "make it with device=\"cpu\"")
-            if device.type != "meta" and value.device != device:
-                setattr(self, name, value.to(device))
 
 
 class TopK(Router):

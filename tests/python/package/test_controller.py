@@ -100,6 +100,7 @@ WITH_STATE = {
     "pi": ({}, lambda: dtopp.DTopP(6, 2)), "solve": ({}, lambda: dtopp.DTopP(6, 2, controller="solve")),
     "dtop_p_bias": ({}, lambda: dtopp.DTopPBias(6, 2)), "top_k_bias": (NONE, lambda: dtopp.TopKBias(6, 2)),
     "top_k_bias_zero": (NONE | {"zero_experts": 2}, lambda: dtopp.TopKBiasZero(6, 3, 2)),
+    "expert_normalization": ({"expert_normalization": "running"}, lambda: dtopp.TopK(2)),
     "relu": (NONE | {"renormalize": False, "load_balance": 0.0}, lambda: dtopp.Relu(2)),
     "expert_threshold": (NONE | {"renormalize": False}, lambda: dtopp.ExpertThreshold(6, 2))}
 

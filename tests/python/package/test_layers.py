@@ -283,6 +283,8 @@ MISTAKES = [
     (lambda: dtopp.MoE(16, 12, 8, router="top_k", target_experts=1.5), "a whole number"),
     (lambda: dtopp.MoE(16, 12, 8, max_experts=4), "max_experts of at least target_experts 8, or 0, got 4"),
     (lambda: dtopp.MoE(16, 12, 8, normalization="layer"), "normalization none, fixed or dynamic, got 'layer'"),
+    (lambda: dtopp.MoE(16, 12, 8, expert_normalization="batch"), "expert_normalization none, or running with"),
+    (lambda: dtopp.MoE(16, 12, 8, normalization="none", expert_normalization="running"), "got 'running' with 'none'"),
     (lambda: dtopp.set_loss_scale(float("inf")), "a loss scale above 0 and finite, got inf"),
     (lambda: dtopp.MoE(16, 12, 8, dynamic=-1.0), "a weight dynamic of at least 0, got -1"),
     (lambda: layer()(torch.zeros(3, 15)), r"Gate: .*\[tokens, 16\], got \[3, 15\]"),

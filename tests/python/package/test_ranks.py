@@ -29,4 +29,5 @@ def test_two_processes_train_as_one_does(kind, folder):
     for one in of_ranks:
         assert one["thresholds"] == pytest.approx(thresholds, rel=1e-6 if kind.startswith("fsdp2") else 1e-12)
         assert one["metrics"] == pytest.approx(numbers, rel=1e-5)
+        assert one["normalization"] == pytest.approx(controller.state_dict()["layer_00.logit_square_C"], rel=1e-5)
     assert of_ranks[0]["thresholds"] == of_ranks[1]["thresholds"]

@@ -20,7 +20,8 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         losses = {"load_balance": 0.3, "dynamic": 0.2, "router_z": 0.1}
-        self.layers = nn.ModuleList(layer(seed=seed, **losses) for seed in (1, 2))
+        self.layers = nn.ModuleList(layer(seed=seed, expert_normalization=normalization, **losses)
+                                    for seed, normalization in ((1, "running"), (2, "none")))
         self.checkpointed = False
 
     def forward(self, x):
@@ -87,7 +88,8 @@ def rank(number, folder):
         y = wrapped.eval()(batch(0, 0)).detach()
         if kind == "fsdp2":
             reload(dict(state), controller.state_dict(), y, number)
-        torch.save({"thresholds": thresholds, "state": state, "metrics": controller.metrics()},
+        torch.save({"thresholds": thresholds, "state": state, "metrics": controller.metrics(),
+                    "normalization": controller.state_dict()["layer_00.logit_square_C"]},
                    f"{folder}/{kind}-{number}.pt")
     check_mixed_precision()
     dist.destroy_process_group()
