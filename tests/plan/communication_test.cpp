@@ -61,9 +61,9 @@ TEST(Communication, without_expert_parallelism_is_a_reduce_scatter_and_a_gather_
   EXPECT_EQ(sent(plan, "combine").total(), 0);
   // The step numbers, which an all-reduce sums and returns: six losses of four micro-batches; one gradient
   // norm per chunk, for 22 parameters of one chunk and four expert parameters of six; two flags; the most
-  // token-expert pairs of two layers on four ranks; two sums over tokens; 6 + 7 counts for each of two
-  // layers; one probability histogram.
-  EXPECT_NEAR(sent(plan, "step").total(), 2 * 0.75 * 8 * (24 + 22 + 6 * 4 + 2 + 8 + 2 + 26 + 4096), 1);
+  // token-expert pairs of two layers on four ranks; two sums over tokens; 6 + 7 counts and 7 sums of logits
+  // for each of two layers; one probability histogram.
+  EXPECT_NEAR(sent(plan, "step").total(), 2 * 0.75 * 8 * (24 + 22 + 6 * 4 + 2 + 8 + 2 + 26 + 14 + 4096), 1);
 }
 
 TEST(Communication, replicas_that_form_no_tree_in_a_node_exchange_directly) {
