@@ -1,5 +1,6 @@
 #include "dtopp/moe/router_state.h"
 
+#include <algorithm>
 #include <map>
 #include <stdexcept>
 
@@ -7,6 +8,30 @@
 #include "dtopp/ops/core/host_copy.h"
 
 namespace dtopp::moe {
+namespace {
+
+ops::NamedTensors state_in(std::span<const TensorView> tensors, const std::filesystem::path& checkpoint) {
+  ops::NamedTensors state;
+  for (const TensorView& tensor : tensors) {
+    const at::Tensor value = at::empty(tensor.shape, tensor.dtype == "I64" ? at::kLong : at::kDouble);
+    if (tensor.bytes.size() != value.nbytes())
+      throw CheckpointError(checkpoint.string() + "/router.safetensors: " + tensor.name + " is " +
+                            tensor.dtype + ", expected F64 or I64");
+    ops::copy_from_bytes(tensor.bytes, value);
+    state.emplace_back(tensor.name, value);
+  }
+  return state;
+}
+
+void load(Router& router, const ops::NamedTensors& state, const std::filesystem::path& checkpoint) {
+  try {
+    router.load_state(state);
+  } catch (const std::invalid_argument& error) {
+    throw CheckpointError(checkpoint.string() + "/router.safetensors: " + error.what());
+  }
+}
+
+}  // namespace
 
 ops::NamedTensors host_state(const Router& router) {
   ops::NamedTensors state;
@@ -28,20 +53,21 @@ std::vector<TensorSource> router_sources(const ops::NamedTensors& state) {
 
 void load_router(Router& router, std::span<const TensorView> tensors,
                  const std::filesystem::path& checkpoint) {
-  ops::NamedTensors state;
-  for (const TensorView& tensor : tensors) {
-    const at::Tensor value = at::empty(tensor.shape, tensor.dtype == "I64" ? at::kLong : at::kDouble);
-    if (tensor.bytes.size() != value.nbytes())
-      throw CheckpointError(checkpoint.string() + "/router.safetensors: " + tensor.name + " is " +
-                            tensor.dtype + ", expected F64 or I64");
-    ops::copy_from_bytes(tensor.bytes, value);
-    state.emplace_back(tensor.name, value);
+  load(router, state_in(tensors, checkpoint), checkpoint);
+}
+
+void load_expert_normalization(Router& router, std::span<const TensorView> tensors,
+                               const std::filesystem::path& checkpoint) {
+  if (!router.expert_normalization()) return;
+  const ops::NamedTensors there = state_in(tensors, checkpoint);
+  ops::NamedTensors state = router.state();
+  for (const auto& [name, unused] : router.expert_normalization()->state()) {
+    const auto named = [&](const auto& tensor) { return tensor.first == name; };
+    const auto found = std::ranges::find_if(there, named);
+    if (found == there.end()) return;
+    std::ranges::find_if(state, named)->second = found->second;
   }
-  try {
-    router.load_state(state);
-  } catch (const std::invalid_argument& error) {
-    throw CheckpointError(checkpoint.string() + "/router.safetensors: " + error.what());
-  }
+  load(router, state, checkpoint);
 }
 
 }  // namespace dtopp::moe

@@ -22,4 +22,9 @@ std::vector<TensorSource> router_sources(const ops::NamedTensors& state);
 void load_router(Router& router, std::span<const TensorView> tensors,
                  const std::filesystem::path& checkpoint);
 
+// The same for the state of expert normalization alone. Changes nothing if the router or the checkpoint has
+// none.
+void load_expert_normalization(Router& router, std::span<const TensorView> tensors,
+                               const std::filesystem::path& checkpoint);
+
 }  // namespace dtopp::moe

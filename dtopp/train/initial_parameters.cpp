@@ -6,6 +6,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/models/registry/make_model.h"
+#include "dtopp/moe/router_state.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/parameters/initialisation.h"
 
@@ -93,6 +94,10 @@ void InitialParameters::fill(const ParameterSpec& spec, at::Tensor& whole) const
   const at::Tensor dense = at::empty(tensor.shape, whole.options());
   ops::copy_from_bytes(bytes, dense);
   fill_experts(spec, dense, whole);
+}
+
+void InitialParameters::fill(moe::Router& router) const {
+  moe::load_expert_normalization(router, checkpoint_.router(), checkpoint_.path());
 }
 
 void InitialParameters::fill_experts(const ParameterSpec& spec, const at::Tensor& dense,

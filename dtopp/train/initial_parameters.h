@@ -8,6 +8,9 @@
 // - Its experts are copies of the dense FFN. If that has m times ffn_hidden_size, experts m c to m c + m - 1
 //   are the m slices of copy c, with W_down times m and equal rows in the router.
 //
+// The state of routing.expert_normalization is the checkpoint's, too, if both runs have one: the router's
+// parameters fit these means alone. Other state of the router begins anew.
+//
 // With gates that sum to 1, a token that uses whole copies then gets the output of the dense FFN.
 // training.upcycle_noise adds noise to the copies.
 //
@@ -18,6 +21,7 @@
 
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
+#include "dtopp/moe/router.h"
 #include "dtopp/ops/core/torch.h"
 #include "dtopp/parameters/parameters.h"
 
@@ -33,6 +37,7 @@ class InitialParameters {
   void require_fit(const std::vector<parameters::ParameterSpec>& specs) const;
   // Fills an f32 tensor of the spec's shape.
   void fill(const parameters::ParameterSpec& spec, at::Tensor& whole) const;
+  void fill(moe::Router& router) const;
 
   // The configuration of the checkpoint's run.
   const config::RunConfig& there() const { return there_; }

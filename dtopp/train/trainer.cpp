@@ -44,6 +44,7 @@ void Trainer::initialise() {
 
 void Trainer::initialise_from(const InitialParameters& parameters) {
   store_.initialise([&](const auto& spec, at::Tensor& whole) { parameters.fill(spec, whole); });
+  if (router_) parameters.fill(*router_);
   if (model_.ema_decay > 0) store_.enable_ema(model_.ema_decay);
 }
 

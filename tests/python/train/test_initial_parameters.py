@@ -115,6 +115,20 @@ def test_experts_from_a_dense_model_have_its_loss(sources, tmp_path, source, ove
     assert last_loss(tmp_path / "run") < first_loss(tmp_path / "run")  # it learns from there
 
 
+def test_means_of_expert_normalization_come_along(sources, tmp_path):
+    running = "routing.expert_normalization=running"
+    assert start(sources, "all", tmp_path / "first", *TOP_K, "routing.experts=8", running).returncode == 0
+    again = [*TOP_K, "routing.experts=8", f"training.initialize_from={tmp_path}/first", "training.steps=4"]
+    done = start(sources, "all", tmp_path / "second", *again, running)
+    assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
+    assert first_loss(tmp_path / "second") == pytest.approx(last_loss(tmp_path / "first"), abs=1e-5)
+    state = load_file(tmp_path / "second/checkpoints/step-00000004/router.safetensors")
+    assert state["normalization_steps"] == 12 + 4
+    done = start(sources, "all", tmp_path / "none", *again)
+    assert "warning" in done.stderr and "routing.expert_normalization" in done.stderr
+    assert abs(first_loss(tmp_path / "none") - last_loss(tmp_path / "first")) > 1e-4
+
+
 def test_gates_that_do_not_sum_to_1_are_pointed_out(sources, tmp_path):
     done = start(sources, "dense", tmp_path / "run", *TOP_K, "routing.renormalize=false")
     assert "warning" in done.stderr and "routing.renormalize" in done.stderr
