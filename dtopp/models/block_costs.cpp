@@ -87,8 +87,9 @@ BlockActivations block_activations(const BlockSizes& s, uint64_t attention_extra
   // The gate stores the output of the shared experts.
   const uint64_t shared =
       checked_sum({checked_product({s.T, 4, s.shared, s.width}), s.shared_gate ? stream : 0});
-  // The router's logits and the gates. The router's input is the norm's output, which is counted above. With
-  // zero experts also the gates and the probabilities of the experts alone.
+  // The router's logits and the gates. The router's input is the norm's output, which is counted above.
+  // Expert normalization stores nothing: its means are constants. With zero experts also the gates and the
+  // probabilities of the experts alone.
   const uint64_t real = s.columns > s.E ? checked_product({s.T, s.E, 2 * kFp32Bytes}) : 0;
   const uint64_t router =
       s.dense ? 0 : checked_sum({checked_product({s.T, s.columns, 2 * kFp32Bytes}), real});

@@ -112,8 +112,8 @@ def test_recomputation_takes_the_memory_that_is_planned(precision, tmp_path):
         arguments = [config, f"training.recompute={recompute}", f"training.precision={precision}", "training.steps=2",
                      "training.threads=2", "training.global_batch_size=16", "training.micro_batch_size=16",
                      "optimizer.warmup_steps=0", "model.hidden_size=128", "model.num_layers=8", "model.ffn_hidden_size=64",
-                     "model.num_experts=16", "routing.experts=4", "model.sequence_length=256", "validation.every=0",
-                     "checkpoint.every=0", f"output={run}"]
+                     "model.num_experts=16", "routing.experts=4", "routing.expert_normalization=running", "model.sequence_length=256",
+                     "validation.every=0", "checkpoint.every=0", f"output={run}"]
         done = tiny_run.dtopp("train", *arguments, anew=True)
         assert done.returncode == 0, done.stderr
         peaks[recompute] = tiny_run.metrics(run)[-1]["memory/peak_bytes"]

@@ -4,6 +4,7 @@ Written from the definitions alone. Shapes: B images, S tokens of an image and i
 channels, D hidden, H heads, K head size.
 """
 
+import functools
 import math
 import statistics
 
@@ -60,7 +61,7 @@ def from_patches(y_BPV, channels, p, grid):
     return torch.einsum("nhwpqc->nchpwq", y).flatten(4, 5).flatten(2, 3)
 
 
-def forward(config, parameters, x_BCHW, t_B, condition, thresholds, compute=None):
+def forward(config, parameters, x_BCHW, t_B, condition, thresholds, compute=None, normalization=None):
     """Returns the prediction [B, C, H, W] and each layer's routing. `condition` holds "class" and "text" if
     the model has them. `compute` is the dtype of everything but the router, if it differs from the
     parameters' dtype."""
@@ -110,7 +111,8 @@ def forward(config, parameters, x_BCHW, t_B, condition, thresholds, compute=None
         if model["num_experts"] == 1:
             y = swiglu(h, weight(prefix + "mlp.gate_up_proj.weight"), weight(prefix + "mlp.down_proj.weight"))
         else:
-            y, routed = moe(h.flatten(0, 1), parameters, weight, prefix + "mlp.", config["routing"], thresholds[n])
+            y, routed = moe(h.flatten(0, 1), parameters, weight, prefix + "mlp.", config["routing"], thresholds[n],
+                            logits_of=normalization and functools.partial(normalization.logits, n))
             y = y.unflatten(0, h.shape[:2])
             layers.append(routed)
         x = x + gate2 * y
@@ -131,10 +133,10 @@ def noised(config, x0, noise, t_B):
     return a.sqrt().to(x0.dtype) * x0 + (1 - a).sqrt().to(x0.dtype) * noise, noise
 
 
-def losses(config, parameters, batch, thresholds, compute=None):
+def losses(config, parameters, batch, thresholds, compute=None, normalization=None):
     """Returns the losses by name with "total", the prediction, each image's loss, and each layer's routing."""
     x, target = noised(config, batch["x0"], batch["noise"], batch["t"])
-    prediction, layers = forward(config, parameters, x, batch["t"], batch, thresholds, compute)
+    prediction, layers = forward(config, parameters, x, batch["t"], batch, thresholds, compute, normalization)
     sample_loss = ((prediction - target) ** 2).mean((1, 2, 3))
     tokens = len(x) * tokens_of(config["model"])
     values = {"diffusion": sample_loss.mean()} | reference_model.router_losses(config, layers, tokens)
@@ -219,18 +221,19 @@ class Trainer(reference_model.Trainer):
         self.decays = {name for name, p in self.parameters.items()
                        if p.dim() >= 2 and not name.endswith((".modulation", ".table"))}  # tables and modulations are added
         self.step_count = 0
-        self.controller = reference_model.Controller(config)
+        self.controller, self.normalization = reference_model.Controller(config), reference_model.ExpertNormalization({})
 
     def step(self, batch):
         """Runs one optimizer step on a global batch and returns its report."""
         self.step_count += 1
         size = self.config["training"]["micro_batch_size"]
         starts = range(0, len(batch["t"]), size)
-        thresholds, report, pairs, margin = self.controller.thresholds(), {}, None, math.inf
+        thresholds, report, pairs, margin, routed = self.controller.thresholds(), {}, None, math.inf, []
         for start in starts:
             part = {name: tensor[start:start + size] for name, tensor in batch.items()}
-            values, _, _, layers = losses(self.config, self.parameters, part, thresholds)
+            values, _, _, layers = losses(self.config, self.parameters, part, thresholds, normalization=self.normalization)
             (values["total"] / len(starts)).backward()
+            routed.append(layers)
             for name, value in values.items():
                 report[name] = report.get(name, 0.0) + value.item() / len(starts)
             pairs = [c + layer["counts"].sum().item() for c, layer in zip(pairs or [0] * len(layers), layers)]
@@ -243,4 +246,5 @@ class Trainer(reference_model.Trainer):
             if self.config["routing"]["method"] != "top_k":  # it has no threshold
                 report |= {f"threshold/{n}": p for n, p in enumerate(thresholds)}
             self.controller.update(active)
+            self.normalization.update(routed)
         return report

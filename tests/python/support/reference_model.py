@@ -164,16 +164,21 @@ class ExpertNormalization:
         z_TC = (x_TD - self.means[layer].to(x_TD.dtype)) @ weight_CD.T
         return z_TC / (self.squares[layer].to(x_TD.dtype) + 1e-6).sqrt()
 
-    def update(self, inputs, logits):
-        """Ends a step with these inputs [T, D] and logits [T, C] per layer. Earlier steps weigh a hundredth of their number."""
+    def update(self, micro_batches):
+        """Ends a step with these layers' routing. Earlier steps weigh a hundredth of their number."""
         if self.steps is None:
             return
         weight = 1 / (self.steps / 100 + 1)
-        for layer, (x_TD, z_TC) in enumerate(zip(inputs, logits)):
+        for layer, (x_TD, z_TC) in enumerate(zip(joined(micro_batches, "x"), joined(micro_batches, "z"))):
             square_C = z_TC.double().square().mean(0) * (self.squares[layer] + 1e-6)
             self.means[layer] += weight * (x_TD.double().mean(0) - self.means[layer])
             self.squares[layer] += weight * (square_C - self.squares[layer])
         self.steps += 1
+
+
+def joined(micro_batches, name):
+    """A tensor of the routing, over all micro-batches, per layer."""
+    return [torch.cat([layer[name] for layer in of_layer]) for of_layer in zip(*micro_batches)]
 
 
 def common_logit_share(z_TC):
@@ -317,10 +322,8 @@ class Trainer:
             report["used"] = used.flatten().tolist()
             report["thresholds"] = list(thresholds)
             self.controller.update(active)
-            inputs, logits = ([torch.cat([layer[name] for layer in of_all]) for of_all in zip(*routed)] for name in ("x", "z"))
-            shares = [common_logit_share(z_TC) for z_TC in logits]
-            report["common_logit_share"] = sum(shares) / len(shares)
-            self.normalization.update(inputs, logits)
+            report["common_logit_share"] = sum(map(common_logit_share, joined(routed, "z"))) / len(layers)
+            self.normalization.update(routed)
             if self.config["loss"]["batch_statistics"] == "global":
                 self.last_shares = [c / tokens for c in counts]
         return report

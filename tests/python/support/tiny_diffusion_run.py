@@ -83,3 +83,4 @@ class Trainer(reference_diffusion.Trainer):
         super().__init__(config, {name: p.detach() for name, p in parameters.items()})
         self.moments, self.step_count = moments, state["step"]
         self.controller = reference_model.Controller(config, state)
+        self.normalization = reference_model.ExpertNormalization(state)

@@ -18,6 +18,7 @@ from refusal import assert_refused
 FIRST, LAST = 3, 12
 CASES = {
     "pixels": ("pixels", []),
+    "pixels_expert_normalization": ("pixels", ["routing.expert_normalization=running"]),
     "pixels_dense_ddpm": ("pixels", ["model.num_experts=1", "diffusion.objective=ddpm", "diffusion.timesteps=uniform",
                                      "diffusion.flip=false", "loss.load_balance=0", "loss.dynamic=0"]),
     "latents_with_text": ("latents", ["model.text_length=4", "model.text_size=6", "routing.scope=layer",
