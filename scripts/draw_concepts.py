@@ -5,7 +5,7 @@ Usage: draw_concepts.py
 
 The background is transparent, and every color is readable on white and on black: a page shows an SVG as an image, which does
 not inherit the page's colors. Data: benchmarks/results/settling_cpu.jsonl and moe_layers_cpu.jsonl, and the ledgers of
-benchmarks/studies/powered. The file is long because it holds one function for each of eight pictures.
+benchmarks/studies/powered. The file is long because it holds one function for each of nine pictures.
 """
 
 import collections
@@ -140,6 +140,44 @@ def draw_settling(target=4):
     for step in range(0, steps + 1, 100):
         drawing.text(x(step), bottom + 18, step if step else "step 0", 12, anchor="middle")
     drawing.save("settling.svg")
+
+
+def draw_collapse():
+    """Draws the first steps of Top-k in the lab and the quick start, with and without expert normalization."""
+    runs = {(run["config"], run["expert_normalization"]): run for run in rows_of("router_collapse_cpu.jsonl") if run["method"] == "top_k"}
+    drawing = Drawing(680, 330)
+    top, middle, bottom, width = 62, 172, 300, 280
+    drawing.line(8, 16, 32, 16, ORANGE, stroke_width=2)
+    drawing.text(38, 20, "without", 13, ORANGE)
+    drawing.line(110, 16, 134, 16, BLUE, stroke_width=2)
+    drawing.text(140, 20, "with normalization over tokens", 13, BLUE)
+    drawing.text(672, 20, "- - -  all tokens select the same experts", 13, RED, "end")
+    for left, config, title in ((40, "lab", "lab, 8 possible"), (382, "quickstart", "quick start, 4 possible")):
+        ceiling = runs[config, "none"]["ceiling"]
+
+        def y(imbalance):
+            return middle - (middle - top) * imbalance / ceiling
+
+        def y_share(share):
+            return bottom - (bottom - middle - 40) * share
+
+        drawing.bold(left, top - 10, f"Imbalance: {title}")
+        for value in (1, ceiling / 2, ceiling):
+            drawing.line(left, y(value), left + width, y(value), stroke_opacity=FAINT / 2)
+            drawing.text(left - 8, y(value) + 4, f"{value:g}", 12, anchor="end")
+        drawing.line(left, y(ceiling), left + width, y(ceiling), RED, stroke_dasharray="5 4")
+        drawing.bold(left, middle + 30, "Share of the logits in common")
+        for value in (0, 1):
+            drawing.line(left, y_share(value), left + width, y_share(value), stroke_opacity=FAINT / 2)
+            drawing.text(left - 8, y_share(value) + 4, value, 12, anchor="end")
+        for kind, color in (("none", ORANGE), ("running", BLUE)):
+            run = runs[config, kind]
+            steps = len(run["imbalance"])
+            drawing.curve([(left + width * (i + 1) / steps, y(v)) for i, v in enumerate(run["imbalance"])], color)
+            drawing.curve([(left + width * (i + 1) / steps, y_share(v)) for i, v in enumerate(run["common_logit_share"])], color)
+        for step in (0, 50, 100):
+            drawing.text(left + width * step / 100, bottom + 18, step if step else "step 0", 12, anchor="middle")
+    drawing.save("collapse.svg")
 
 
 def draw_speed():
@@ -312,6 +350,7 @@ if __name__ == "__main__":
     draw_routing()
     draw_control()
     draw_settling()
+    draw_collapse()
     draw_speed()
     draw_findings()
     draw_routers()
