@@ -56,7 +56,7 @@ struct Method {
   config::Normalization normalization;
   bool renormalize;
   Expected (*select)(const Case& c);
-  int64_t zero_experts = 0;  // the last columns of the logits
+  int zero_experts = 0;  // the last columns of the logits
   config::ExpertNormalization expert_normalization = config::ExpertNormalization::kNone;
 };
 
