@@ -7,20 +7,19 @@
 namespace dtopp::models {
 namespace {
 
-at::Tensor logit_sums_of(const std::vector<ops::RouteOutput>& layers) {
-  if (!layers[0].logit_sums.defined()) return {};
-  std::vector<at::Tensor> rows;
-  for (const ops::RouteOutput& layer : layers) rows.push_back(layer.logit_sums);
+// A field of all layers, with one row per layer; undefined if the layers do not have it.
+at::Tensor stacked(const std::vector<ops::RouteOutput>& layers, at::Tensor ops::RouteOutput::*field) {
+  if (!(layers[0].*field).defined()) return {};
+  std::vector<at::Tensor> rows(layers.size());
+  std::ranges::transform(layers, rows.begin(), field);
   return at::stack(rows);
 }
 
 // The routers' counts of all layers, with one row per layer or one for all.
 at::Tensor statistics_of(const std::vector<ops::RouteOutput>& layers, const moe::Router& router) {
-  if (!layers[0].statistics.defined()) return {};
-  std::vector<at::Tensor> rows;
-  for (const ops::RouteOutput& layer : layers) rows.push_back(layer.statistics);
-  const at::Tensor stacked = at::stack(rows);
-  return router.statistics_shape()[0] == stacked.size(0) ? stacked : stacked.sum(0, /*keepdim=*/true);
+  const at::Tensor rows = stacked(layers, &ops::RouteOutput::statistics);
+  return !rows.defined() || router.statistics_shape()[0] == rows.size(0) ? rows
+                                                                         : rows.sum(0, /*keepdim=*/true);
 }
 
 }  // namespace
@@ -41,7 +40,7 @@ void add_router_losses(const std::vector<ops::RouteOutput>& layers, const moe::R
   losses.activations = moe::ActivationStatistics(num_layers);
   losses.activations.add(layers);
   losses.statistics = statistics_of(layers, *router);
-  losses.logit_sums = logit_sums_of(layers);
+  losses.logit_sums = stacked(layers, &ops::RouteOutput::logit_sums);
   const auto tokens = static_cast<double>(std::max<int64_t>(losses.activations.tokens(), 1));
   std::vector<at::Tensor> balance, dynamic, router_z, sequence_balance;
   for (int64_t layer = 0; layer < num_layers; ++layer) {

@@ -27,9 +27,10 @@ at::Tensor logit_sums(const at::Tensor& logits_TC, const at::Tensor& x_TD, int64
   const at::NoGradGuard no_grad;
   const at::Tensor z_TC = logits_TC.slice(0, 0, std::nullopt, stride);
   const at::Tensor c_TC = z_TC - z_TC.mean({-1}, /*keepdim=*/true);
-  if (!x_TD.defined()) return whole_sums(at::cat({c_TC, c_TC.square().sum({-1}, /*keepdim=*/true)}, 1));
+  const at::Tensor sums = at::cat({whole_sums(c_TC), whole_sums(c_TC.square().sum({-1}, /*keepdim=*/true))});
+  if (!x_TD.defined()) return sums;
   const at::Tensor x_SD = x_TD.slice(0, 0, std::nullopt, stride).to(at::kFloat);
-  return whole_sums(at::cat({c_TC, c_TC.square().sum({-1}, /*keepdim=*/true), z_TC.square(), x_SD}, 1));
+  return at::cat({sums, whole_sums(z_TC.square()), whole_sums(x_SD)});
 }
 
 at::Tensor common_logit_share(const at::Tensor& sums_LS, int64_t num_logits, int64_t tokens) {

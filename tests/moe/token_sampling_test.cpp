@@ -27,5 +27,13 @@ TEST(TokenSampling, leaves_2048_tokens_a_step_and_divides_a_sample) {
   EXPECT_EQ(stride(128, 77), 1);
 }
 
+TEST(TokenSampling, leaves_1024_tokens_of_the_logits) {
+  EXPECT_EQ(logit_sum_stride(256, 512), 1);
+  EXPECT_EQ(logit_sum_stride(256, 4096), 4);
+  EXPECT_EQ(logit_sum_stride(256, 4095), 2);
+  EXPECT_EQ(logit_sum_stride(256, 1 << 20), 256);  // one token of each sample
+  EXPECT_EQ(logit_sum_stride(255, 1 << 20), 1);
+}
+
 }  // namespace
 }  // namespace dtopp::moe
