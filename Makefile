@@ -3,7 +3,6 @@ PRESET ?= release
 BUILD  := build/$(PRESET)
 JOBS   ?= $(shell nproc)
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
-TOKENIZER := assets/tokenizer/english-8k.tokenizer.json
 
 .PHONY: help quickstart quickstart-images check test fuzz test-gpu gpu-report nightly build wheel release tag lab-data speedrun bench docs pictures format tidy clean
 
@@ -64,9 +63,10 @@ nightly:  ## run every case of the suite, kernels under sanitizers, clang-tidy, 
 	@scripts/setup.sh tidy
 	@scripts/test.sh nightly $(JOBS)
 
-lab-data:  ## prepare the novels of configs/lab.yaml, after make build
-	@$(BUILD)/bin/dtopp prepare text assets/text/lab-train.jsonl.zst --tokenizer $(TOKENIZER) --output data/lab/train
-	@$(BUILD)/bin/dtopp prepare text assets/text/lab-validation.jsonl.zst --tokenizer $(TOKENIZER) --output data/lab/validation
+lab-data:  ## prepare the novels of configs/lab.yaml and configs/base/bytes.yaml, after make build
+	@for part in train validation; do for vocabulary in lab:english-8k bytes:bytes; do \
+	  $(BUILD)/bin/dtopp prepare text assets/text/lab-$$part.jsonl.zst --output data/$${vocabulary%:*}/$$part \
+	  --tokenizer assets/tokenizer/$${vocabulary#*:}.tokenizer.json || exit; done; done
 
 .PHONY: .quickstart-data
 .quickstart-data:

@@ -29,7 +29,7 @@ def expect_stopped(process, directory):
 
 @PROCESSES
 def test_a_closed_terminal_stops_a_run_as_sigterm_does(tmp_path, processes):
-    process = start(tmp_path, *processes)
+    process = start(tmp_path, *processes, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
     process.wait_for("step 3/")
     process.process.send_signal(signal.SIGHUP)
     assert expect_stopped(process, tmp_path) >= 3
