@@ -8,7 +8,7 @@ namespace {
 
 constexpr char kMean[] = "router_input_mean_LD", kSquare[] = "logit_square_LC",
                kSteps[] = "normalization_steps";
-constexpr double kStepsPerStep = 100;  // a mean is over a hundredth of the steps
+constexpr double kStepsPerAveragedStep = 100;
 
 }  // namespace
 
@@ -34,7 +34,7 @@ void ExpertNormalization::update(const at::Tensor& sums_LS, int64_t tokens, cons
   const int64_t D = mean_LD_.size(1), C = square_LC_.size(1);
   const at::Tensor means_LS = sums_LS.to(at::kDouble) * (kLogitSumUnit / static_cast<double>(tokens));
   const at::Tensor square_LC = means_LS.narrow(1, C + 1, C) * (square_LC_ + ops::kVarianceEpsilon);
-  const at::Tensor earlier = steps_.to(at::kDouble) / kStepsPerStep;
+  const at::Tensor earlier = steps_.to(at::kDouble) / kStepsPerAveragedStep;
   const auto averaged = [&](const at::Tensor& old, const at::Tensor& now) {
     return at::where(applied, (old * earlier + now) / (earlier + 1), old);
   };

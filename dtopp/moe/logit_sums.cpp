@@ -7,9 +7,9 @@ constexpr double kLargestValue = 1 << 20;
 
 at::Tensor whole_sums(const at::Tensor& values) {
   return values.nan_to_num(0)
-      .clamp(-kLargestValue, kLargestValue)
-      .mul(1 / kLogitSumUnit)
-      .round()
+      .clamp_(-kLargestValue, kLargestValue)
+      .mul_(1 / kLogitSumUnit)
+      .round_()
       .to(at::kLong)
       .sum(0);
 }
