@@ -27,7 +27,7 @@ at::Tensor logit_sums(const at::Tensor& logits_TC, const at::Tensor& x_TD, int64
   const at::NoGradGuard no_grad;
   const at::Tensor z_TC = logits_TC.slice(0, 0, std::nullopt, stride);
   const at::Tensor c_TC = z_TC - z_TC.mean({-1}, /*keepdim=*/true);
-  const at::Tensor sums = at::cat({whole_sums(c_TC), whole_sums(c_TC.square().sum({-1}, /*keepdim=*/true))});
+  at::Tensor sums = at::cat({whole_sums(c_TC), whole_sums(c_TC.square().sum({-1}, /*keepdim=*/true))});
   if (!x_TD.defined()) return sums;
   const at::Tensor x_SD = x_TD.slice(0, 0, std::nullopt, stride).to(at::kFloat);
   return at::cat({sums, whole_sums(z_TC.square()), whole_sums(x_SD)});

@@ -98,9 +98,9 @@ ops::NamedTensors Router::state() const {
 
 void Router::load_state(const ops::NamedTensors& loaded) {
   const ops::NamedTensors own = state();
-  for (const auto& [name, tensor] : loaded) {
-    if (std::ranges::none_of(own, [&](const auto& known) { return known.first == name; }))
-      throw std::invalid_argument("router: this method has no state " + name);
+  for (const auto& tensor : loaded) {
+    if (std::ranges::none_of(own, [&](const auto& known) { return known.first == tensor.first; }))
+      throw std::invalid_argument("router: this method has no state " + tensor.first);
   }
   for (const auto& [name, tensor] : own) {
     const at::Tensor& value = ops::find_tensor(loaded, name, "router");
