@@ -4,7 +4,6 @@
 #include <stdexcept>
 
 #include "dtopp/base/enum_name.h"
-#include "dtopp/moe/logit_sums.h"
 #include "dtopp/moe/token_sampling.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/route/route_selected.h"
@@ -72,7 +71,7 @@ void Router::update(const StepCounts& counts, const at::Tensor& applied) {
   if (tokens_per_expert_LE_.defined())
     tokens_per_expert_LE_ = at::where(applied, counts.tokens_per_expert_LE, tokens_per_expert_LE_);
   if (expert_normalization_)
-    expert_normalization_->update(counts.logit_sums_LS, step_tokens_ / logit_sum_stride_, applied);
+    expert_normalization_->update(counts.logit_sums_LS, tokens_in_logit_sums(), applied);
 }
 
 at::Tensor Router::logit_sums(const at::Tensor& logits_TC, const at::Tensor& x_TD) const {
@@ -85,7 +84,7 @@ std::vector<int64_t> Router::logit_sums_shape() const {
 }
 
 at::Tensor Router::common_logit_share(const at::Tensor& logit_sums_LS) const {
-  return moe::common_logit_share(logit_sums_LS, num_logits_, step_tokens_ / logit_sum_stride_);
+  return moe::common_logit_share(logit_sums_LS, num_logits_, tokens_in_logit_sums());
 }
 
 ops::NamedTensors Router::state() const {

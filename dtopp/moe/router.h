@@ -64,8 +64,8 @@ class Router {
   // The shape of a step's statistics: [layers, size], or [1, size] if the layers' RouteOutput::statistics are
   // added up. [0]: none.
   virtual std::vector<int64_t> statistics_shape() const { return {0}; }
-  // The sums of a layer's logits for update() (moe/logit_sums.h), int64 [logit_sums_shape()[1]]. x_TD: the
-  // router's inputs.
+  // The sums of a layer's logits for update() (moe/expert_normalization.h), int64 [logit_sums_shape()[1]].
+  // x_TD: the router's inputs.
   at::Tensor logit_sums(const at::Tensor& logits_TC, const at::Tensor& x_TD) const;
   // [layers, size], or [0] if this method has no logits.
   std::vector<int64_t> logit_sums_shape() const;
@@ -118,6 +118,8 @@ class Router {
   ops::RouteOutput route_to(const RouterInput& input, const at::Tensor& routing_map_TE) const;
 
  private:
+  int64_t tokens_in_logit_sums() const { return step_tokens_ / logit_sum_stride_; }
+
   config::RoutingConfig config_;
   config::RoutingConfig configured_;  // with the experts at the end of a schedule
   std::vector<double> next_experts_;

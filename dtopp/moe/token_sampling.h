@@ -11,8 +11,8 @@ namespace dtopp::moe {
 // 8, and a step samples at least 2,048 tokens if it has that many.
 int64_t cumulative_prob_stride(int64_t num_experts, int64_t tokens_per_sample, int64_t tokens_per_step);
 
-// The stride of the sums of logits (moe/logit_sums.h). A step samples at least 1,024 tokens if it has that
-// many.
+// The stride of the sums of logits (moe/expert_normalization.h). A step samples at least 1,024 tokens if it
+// has that many.
 int64_t logit_sum_stride(int64_t tokens_per_sample, int64_t tokens_per_step);
 
 }  // namespace dtopp::moe

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "dtopp/distributed/sharding/bucketed_reducer.h"
-#include "dtopp/moe/logit_sums.h"
+#include "dtopp/moe/expert_normalization.h"
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/logit_histogram.h"
 

@@ -9,7 +9,7 @@ from dtopp.router_state import RouterState
 LOGIT_SUM_UNIT = 2.0**-20
 _LARGEST_VALUE = 2.0**20
 _VARIANCE_EPSILON = 1e-6
-_STEPS_PER_STEP = 100  # a mean is over a hundredth of the steps
+_STEPS_PER_AVERAGED_STEP = 100
 
 
 class ExpertNormalization(RouterState):
@@ -39,7 +39,7 @@ class ExpertNormalization(RouterState):
         num_logits, device = len(self.logit_square_C), self.steps.device
         means_S = (sums_S * (LOGIT_SUM_UNIT / tokens.clamp(min=1))).to(device)
         square_C = means_S[num_logits + 1 : 2 * num_logits + 1] * (self.logit_square_C + _VARIANCE_EPSILON)
-        earlier, has_tokens = self.steps.double() / _STEPS_PER_STEP, (tokens > 0).to(device)
+        earlier, has_tokens = self.steps.double() / _STEPS_PER_AVERAGED_STEP, (tokens > 0).to(device)
         for own, now in ((self.input_mean_D, means_S[2 * num_logits + 1 :]), (self.logit_square_C, square_C)):
             own.copy_(torch.where(has_tokens, (own * earlier + now) / (earlier + 1), own))
         self.steps += has_tokens

@@ -4,8 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include "dtopp/moe/logit_sums.h"
-
 namespace dtopp::moe::expert_normalization_test {
 namespace {
 

@@ -50,7 +50,7 @@ struct RouteOutput {
   at::Tensor statistics{};
   at::Tensor
       zero_gate_T1{};       // likewise: f32, the sum of a token's gates of zero experts (model.zero_experts)
-  at::Tensor logit_sums{};  // likewise: int64, sums over tokens of the logits (moe/logit_sums.h)
+  at::Tensor logit_sums{};  // likewise: int64, sums over tokens of the logits (moe/expert_normalization.h)
   at::Tensor sequence_balance{};  // likewise: f32 [], a router's loss (loss.sequence_balance)
 };
 

@@ -91,9 +91,10 @@ ReportTable experts_table(const ReportInput& input) {
     const runs::Series* dead = find_series(input.runs[run], "moe/dead_experts");
     if (dead == nullptr) continue;
     const config::ModelConfig& model = input.runs[run].config.model;
+    const auto most = most_imbalance(input.runs[run]);
     table.rows.push_back({RunCell{static_cast<int>(run)}, value_text(input.runs[run], "moe/imbalance", 3),
-                          most_imbalance(input.runs[run]) ? scaled(*most_imbalance(input.runs[run])) : "–",
-                          fixed(dead->values.back(), 0), whole(model.num_experts * model.num_layers)});
+                          most ? scaled(*most) : "–", fixed(dead->values.back(), 0),
+                          whole(model.num_experts * model.num_layers)});
   }
   table.note =
       "Imbalance: ratio of the most used expert's tokens to the mean, averaged over layers and the last "
