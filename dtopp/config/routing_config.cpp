@@ -102,7 +102,7 @@ void validate_hash(const RoutingConfig& config, const ModelConfig& model) {
                        "hash selects experts by token id, and only language models have ids");
   if (config.normalization != Normalization::kNone)
     throw InvalidValue("routing.normalization", "hash has no logits to normalize; set it to none");
-  if (!config.renormalize)
+  if (config.renormalize != Renormalize::kSum)
     throw InvalidValue("routing.renormalize", "hash has equal gates that sum to 1; set it to true");
 }
 
@@ -137,7 +137,8 @@ void validate_scores(const RoutingConfig& config, const ModelConfig& model) {
   if (config.normalization != Normalization::kNone)
     throw InvalidValue("routing.normalization", "must be none for " + method);
   if (is_sigmoid) return;
-  if (config.renormalize) throw InvalidValue("routing.renormalize", "must be false for " + method);
+  if (config.renormalize != Renormalize::kNo)
+    throw InvalidValue("routing.renormalize", "must be false for " + method);
   if (config.max_experts > 0) throw InvalidValue("routing.max_experts", "must be 0 for " + method);
 }
 

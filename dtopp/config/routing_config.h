@@ -30,6 +30,7 @@ enum class RoutingMethod {
 enum class ThresholdScope { kGlobal, kLayer };         // layers that share a threshold: all, or none
 enum class Normalization { kNone, kFixed, kDynamic };  // of the router's logits (ops/route/route.h)
 enum class ExpertNormalization { kNone, kRunning };    // of an expert's logits (moe/expert_normalization.h)
+enum class Renormalize { kNo, kSum, kL2 };             // what is 1 of a token's gates
 enum class Controller { kPi, kSolve };                 // the law that moves p after a step
 enum class ScheduleShape { kLinear, kStep };           // of the budget between the points of a schedule
 enum class RouterZOn { kRaw, kNormalized };            // the logits that the router z-loss uses
@@ -59,6 +60,10 @@ constexpr auto enum_names(Normalization) {
 constexpr auto enum_names(ExpertNormalization) {
   return std::array<std::pair<ExpertNormalization, std::string_view>, 2>{
       {{ExpertNormalization::kNone, "none"}, {ExpertNormalization::kRunning, "running"}}};
+}
+constexpr auto enum_names(Renormalize) {
+  return std::array<std::pair<Renormalize, std::string_view>, 3>{
+      {{Renormalize::kNo, "false"}, {Renormalize::kSum, "true"}, {Renormalize::kL2, "l2"}}};
 }
 constexpr auto enum_names(Controller) {
   return std::array<std::pair<Controller, std::string_view>, 2>{
@@ -106,7 +111,8 @@ struct RoutingConfig {
   bool anti_windup = true;  // pi: the sum skips errors that push p beyond a bound
   Normalization normalization = Normalization::kDynamic;
   ExpertNormalization expert_normalization = ExpertNormalization::kNone;
-  bool renormalize = true;  // gates sum to 1 over the selected experts
+  // A token's gates over its selected experts: P, P / sum P, or P / sqrt(sum P^2).
+  Renormalize renormalize = Renormalize::kSum;
   // top_k: K by the source of a sample, for studies of what an allocation by source is worth. Such a model
   // can only be trained and validated, because other text has no source. Empty: the same K for all.
   std::vector<SourceExperts> top_k_by_source{};

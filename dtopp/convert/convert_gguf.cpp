@@ -114,7 +114,7 @@ void convert_to_gguf(const checkpoint::Checkpoint& checkpoint, const fs::path& f
   try {
     const std::string name = "llama.cpp's architecture " + architecture + " does not fit this model";
     require_fitting(config, by_head ? HuggingFaceClass::kQwen3Moe : HuggingFaceClass::kOlmoe, name);
-    if (config.routing.renormalize != by_head)
+    if ((config.routing.renormalize == config::Renormalize::kSum) != by_head)
       throw UsageError(name + ": routing.renormalize must be " + (by_head ? "true" : "false"));
     if (config.model.attention_window > 0) throw UsageError(name + ": model.attention_window must be 0");
   } catch (const UsageError& error) {

@@ -55,7 +55,9 @@ ordered_json dtopp_router(const config::RunConfig& config, const RouterNumbers& 
       {"router_target_experts", targets.size() == 1 ? ordered_json(targets[0]) : ordered_json(targets)},
       {"router_normalization", enum_name(routing.normalization)},
       {"router_expert_normalization", enum_name(routing.expert_normalization)},
-      {"router_renormalize", routing.renormalize},
+      {"router_renormalize", routing.renormalize == config::Renormalize::kL2
+                                 ? ordered_json("l2")
+                                 : ordered_json(routing.renormalize == config::Renormalize::kSum)},
       {"router_gate_scale", routing.gate_scale},
       {"router_max_experts", routing.max_experts}};
   if (config::has_threshold(routing.method)) {
@@ -74,7 +76,7 @@ ordered_json dtopp_router(const config::RunConfig& config, const RouterNumbers& 
 ordered_json family_of_transformers(const config::RunConfig& config, HuggingFaceClass as) {
   const config::ModelConfig& model = config.model;
   ordered_json json = {{"num_experts_per_tok", config::top_k_of(config.routing)},
-                       {"norm_topk_prob", config.routing.renormalize},
+                       {"norm_topk_prob", config.routing.renormalize == config::Renormalize::kSum},
                        {"attention_dropout", 0.0},
                        {"output_router_logits", false},
                        {"router_aux_loss_coef", config.loss.load_balance}};
@@ -153,7 +155,8 @@ void require_transformers_family(const config::RunConfig& config, HuggingFaceCla
   require(routing.expert_normalization == config::ExpertNormalization::kNone, "routing.expert_normalization",
           "none");
   require(routing.normalization == config::Normalization::kNone, "routing.normalization", "none");
-  require(as != kMixtral || routing.renormalize, "routing.renormalize", "true");
+  require(routing.renormalize != config::Renormalize::kL2, "routing.renormalize", "true or false");
+  require(as != kMixtral || routing.renormalize == config::Renormalize::kSum, "routing.renormalize", "true");
 }
 
 }  // namespace

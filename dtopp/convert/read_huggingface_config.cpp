@@ -25,6 +25,15 @@ Enum one_of(const JsonFields& file, const std::string& key, Enum otherwise) {
   refuse(file, key, "dtopp has no \"" + text + "\"");
 }
 
+// true, false or "l2".
+config::Renormalize read_renormalize(const JsonFields& file) {
+  std::string text;
+  const auto value = file.find("router_renormalize");
+  if (value && JsonTree::read(*value, text))
+    return one_of(file, "router_renormalize", config::Renormalize::kSum);
+  return file.get("router_renormalize", true) ? config::Renormalize::kSum : config::Renormalize::kNo;
+}
+
 // Returns the base of rotary positions without scaling, under today's key or the former ones.
 double read_rope_base(const JsonFields& file, double otherwise) {
   if (file.has("rope_scaling")) refuse(file, "rope_scaling", "dtopp has none");
@@ -90,7 +99,7 @@ void require_equal_layers(const JsonFields& file) {
 void read_mixtral(const JsonFields& file, config::RunConfig& config) {
   if (file.get("router_jitter_noise", 0.0) != 0)
     refuse(file, "router_jitter_noise", "dtopp adds no noise to the router's input");
-  config.routing.renormalize = true;
+  config.routing.renormalize = config::Renormalize::kSum;
   config.model.attention_window = read_window(file, config.model);
 }
 
@@ -117,7 +126,8 @@ void read_family(const JsonFields& file, HuggingFaceClass as, config::RunConfig&
   config.routing.method = config::RoutingMethod::kTopK;
   config.routing.experts = {static_cast<double>(file.get("num_experts_per_tok", family.top_k))};
   config.routing.normalization = config::Normalization::kNone;
-  config.routing.renormalize = file.get("norm_topk_prob", false);
+  config.routing.renormalize =
+      file.get("norm_topk_prob", false) ? config::Renormalize::kSum : config::Renormalize::kNo;
   config.loss.load_balance = file.get("router_aux_loss_coef", config.loss.load_balance);
   config.loss.dynamic = 0;
   require_equal_layers(file);
@@ -159,7 +169,7 @@ void read_dtopp(const JsonFields& file, config::RunConfig& config) {
   routing.normalization = one_of(file, "router_normalization", config::Normalization::kDynamic);
   routing.expert_normalization =
       one_of(file, "router_expert_normalization", config::ExpertNormalization::kNone);
-  routing.renormalize = file.get("router_renormalize", true);
+  routing.renormalize = read_renormalize(file);
   routing.scope = one_of(file, "router_scope", config::ThresholdScope::kGlobal);
   routing.gate_scale = file.get("router_gate_scale", routing.gate_scale);
   routing.cut_decay = file.get("router_cut_decay", routing.cut_decay);

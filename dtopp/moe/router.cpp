@@ -131,11 +131,23 @@ at::Tensor Router::share_E(int64_t layer, const at::Tensor& own_E) const {
   return at::where(share_E.sum() > 0, share_E, own_E);
 }
 
+ops::RouteOutput Router::with_l2_gates(ops::RouteOutput output) const {
+  if (config_.renormalize != config::Renormalize::kL2) return output;
+  // Gates that sum to 1: their squares sum to 1 / E or more, or to 0 for a token without experts.
+  const at::Tensor square_T1 = output.gates_TE.square().sum({1}, /*keepdim=*/true);
+  const at::Tensor gates_TE =
+      output.gates_TE * at::where(square_T1 == 0, at::ones({}, square_T1.options()), square_T1).rsqrt();
+  // Other gates stay 0, also if the sum is NaN.
+  output.gates_TE = at::where(output.gates_TE == 0, at::zeros({}, gates_TE.options()), gates_TE);
+  return output;
+}
+
 ops::RouteOutput Router::route_by(const RouterInput& input, int64_t top_k, const at::Tensor& threshold,
                                   const at::Tensor& bias_E, std::string_view bias_on) const {
-  return ops::route(input.logits_TE, input.scale, top_k > 0 ? no_threshold_ : threshold,
-                    enum_name(config_.normalization), top_k, config_.max_experts, config_.renormalize,
-                    bias_E.defined() ? std::optional(bias_E) : std::nullopt, bias_on);
+  return with_l2_gates(ops::route(input.logits_TE, input.scale, top_k > 0 ? no_threshold_ : threshold,
+                                  enum_name(config_.normalization), top_k, config_.max_experts,
+                                  config_.renormalize != config::Renormalize::kNo,
+                                  bias_E.defined() ? std::optional(bias_E) : std::nullopt, bias_on));
 }
 
 ops::RouteOutput Router::route_above(const RouterInput& input, std::string_view gate, const at::Tensor& cut_E,
@@ -146,8 +158,9 @@ ops::RouteOutput Router::route_above(const RouterInput& input, std::string_view 
 }
 
 ops::RouteOutput Router::route_to(const RouterInput& input, const at::Tensor& routing_map_TE) const {
-  return ops::route_selected(input.logits_TE, input.scale, routing_map_TE, enum_name(config_.normalization),
-                             config_.renormalize);
+  return with_l2_gates(ops::route_selected(input.logits_TE, input.scale, routing_map_TE,
+                                           enum_name(config_.normalization),
+                                           config_.renormalize != config::Renormalize::kNo));
 }
 
 }  // namespace dtopp::moe

@@ -118,6 +118,7 @@ class Router {
   ops::RouteOutput route_to(const RouterInput& input, const at::Tensor& routing_map_TE) const;
 
  private:
+  ops::RouteOutput with_l2_gates(ops::RouteOutput output) const;
   int64_t tokens_in_logit_sums() const { return step_tokens_ / logit_sum_stride_; }
 
   config::RoutingConfig config_;

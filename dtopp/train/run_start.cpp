@@ -219,7 +219,8 @@ std::string keys_of_other_gates(const config::RunConfig& there, const config::Ru
     keys += ", routing.normalization";
   if (!dense && before.expert_normalization != after.expert_normalization)
     keys += ", routing.expert_normalization";
-  if (after.renormalize != (dense || before.renormalize)) keys += ", routing.renormalize";
+  if (after.renormalize != (dense ? config::Renormalize::kSum : before.renormalize))
+    keys += ", routing.renormalize";
   if (after.gate_scale != (dense ? 1.0 : before.gate_scale)) keys += ", routing.gate_scale";
   return keys.empty() ? "" : keys.substr(2);
 }

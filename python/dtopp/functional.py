@@ -13,6 +13,7 @@ from torch import Tensor
 from dtopp import form, operators, plain
 
 Normalization = Literal["none", "fixed", "dynamic"]
+Renormalize = bool | Literal["l2"]
 
 _REALS = (torch.float32, torch.bfloat16, torch.float64)
 
@@ -39,12 +40,13 @@ class Routing(NamedTuple):
 
 
 def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, *, normalization: Normalization = "dynamic",
-          top_k: int = 0, max_experts: int = 0, renormalize: bool = True) -> Routing:
+          top_k: int = 0, max_experts: int = 0, renormalize: Renormalize = True) -> Routing:
     """Computes the gates of each token's selected experts from its logits z.
 
         s = z | (z - mean) / sigma | theta (z - mean) / sigma        normalization none | fixed | dynamic
         P = softmax(s)
-        gate_e = P_e / (sum of P over S) for e in S, else 0          P_e itself without renormalize
+        gate_e = P_e / (sum of P over S) for e in S, else 0          renormalize True; P_e itself with False;
+                                                                     P_e / sqrt(sum of P^2 over S) with "l2"
 
     mean and sigma are over the token's logits, sigma = sqrt(variance + 1e-6), with divisor E. S holds the
     top_k most likely experts; among equally likely ones, the lower index comes first. With top_k 0, S is the
@@ -67,12 +69,12 @@ def route(logits_TE: Tensor, scale: Tensor, threshold: Tensor, *, normalization:
     _expect("route", 0 <= top_k <= experts,
             lambda: f"top_k from 0 to the number of experts {experts}, got {top_k}")
     _expect("route", max_experts >= 0, lambda: f"max_experts of at least 0, got {max_experts}")
-    return Routing(*form.current.route(logits_TE, scale, threshold, normalization, top_k, max_experts,
-                                       renormalize))
+    return _with_gates(Routing(*form.current.route(logits_TE, scale, threshold, normalization, top_k, max_experts,
+                                                   bool(renormalize))), renormalize)
 
 
 def route_selected(logits_TE: Tensor, scale: Tensor, chosen_TE: Tensor, *,
-                   normalization: Normalization = "dynamic", renormalize: bool = True) -> Routing:
+                   normalization: Normalization = "dynamic", renormalize: Renormalize = True) -> Routing:
     """Like route, with S given by chosen_TE, bool [T, E]: any number of experts per token, including none."""
     _check_logits("route_selected", logits_TE, scale, normalization)
     _expect("route_selected", chosen_TE.dtype == torch.bool and chosen_TE.shape == logits_TE.shape,
@@ -80,7 +82,17 @@ def route_selected(logits_TE: Tensor, scale: Tensor, chosen_TE: Tensor, *,
             f"{chosen_TE.dtype} {list(chosen_TE.shape)}")
     _expect("route_selected", chosen_TE.device == logits_TE.device,
             lambda: f"a selection on the logits' device {logits_TE.device}, got {chosen_TE.device}")
-    return Routing(*form.current.route_selected(logits_TE, scale, chosen_TE, normalization, renormalize))
+    return _with_gates(Routing(*form.current.route_selected(logits_TE, scale, chosen_TE, normalization, bool(renormalize))),
+                       renormalize)
+
+
+def _with_gates(routing: Routing, renormalize: Renormalize) -> Routing:
+    if renormalize != "l2":
+        return routing
+    gates_TE = routing.gates_TE
+    square_T1 = gates_TE.square().sum(-1, keepdim=True)
+    gates_TE = (gates_TE * square_T1.where(square_T1 != 0, 1).rsqrt()).where(gates_TE != 0, 0)
+    return routing._replace(gates_TE=gates_TE)
 
 
 def probs(logits_TE: Tensor, scale: Tensor, *, normalization: Normalization = "dynamic") -> Tensor:

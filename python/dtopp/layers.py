@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dtopp import functional, operators
 from dtopp.expert_normalization import ExpertNormalization, logit_sums
-from dtopp.functional import Normalization, Routing
+from dtopp.functional import Normalization, Renormalize, Routing
 from dtopp.routers import DTopP, Router, RouterInput, TopK, TopP
 
 RouterName = Literal["top_k", "top_p", "dtop_p"]
@@ -73,7 +73,7 @@ class Gate(nn.Module):
     def __init__(self, hidden_size: int, num_experts: int, *, router: RouterName | Router = "dtop_p",
                  zero_experts: int = 0, target_experts: float = 8, threshold: float = 0.25,
                  normalization: Normalization = "dynamic", expert_normalization: Literal["none", "running"] = "none",
-                 renormalize: bool = True, max_experts: int = 0,
+                 renormalize: Renormalize = True, max_experts: int = 0,
                  load_balance: float = 1e-4, dynamic: float = 1e-3, router_z: float = 0.0,
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dtopp import functional
 from dtopp.active_expert_curve import MAX_THRESHOLD, MIN_THRESHOLD, ActiveExpertCurve
-from dtopp.functional import Normalization, Routing
+from dtopp.functional import Normalization, Renormalize, Routing
 from dtopp.router_state import RouterState
 
 CUMULATIVE_PROB_BINS = 4096
@@ -24,7 +24,7 @@ class RouterInput(NamedTuple):
     scale: Tensor
     """f32 (f64) []: theta, 1 unless the normalization is dynamic."""
     normalization: Normalization
-    renormalize: bool
+    renormalize: Renormalize
     training: bool
     """Whether update() will need Routing.statistics."""
     zero_experts: int = 0

@@ -164,7 +164,7 @@ TEST_F(StudyDefinition, settings_and_arguments_win_over_a_variants_method) {
   EXPECT_EQ(runs.at(1).config.routing.method, config::RoutingMethod::kTopP);
   EXPECT_EQ(runs.at(1).config.routing.threshold, 0.3);
   EXPECT_EQ(runs.at(1).config.routing.normalization, config::Normalization::kNone);
-  EXPECT_FALSE(runs.at(1).config.routing.renormalize);
+  EXPECT_EQ(runs.at(1).config.routing.renormalize, config::Renormalize::kNo);
 }
 
 TEST_F(StudyDefinition, refuses_what_is_missing_or_of_the_wrong_kind) {

@@ -78,7 +78,7 @@ class RanksByMethodSlow : public Ranks, public testing::WithParamInterface<const
       if (method == name) config_.routing.method = value;
     if (method == "top_k_bias" || config::may_select_none(config_.routing.method)) {
       config_.routing.normalization = config::Normalization::kNone;
-      config_.routing.renormalize = method == "top_k_bias";
+      if (method != "top_k_bias") config_.routing.renormalize = config::Renormalize::kNo;
       config_.loss.load_balance = 0;
     }
     if (method == "layer") config_.routing.scope = config::ThresholdScope::kLayer;

@@ -29,7 +29,7 @@ class DtoppConfig(PretrainedConfig):
         times a learned scale per layer).
     router_expert_normalization: normalization of each expert's logits over tokens, before router_normalization: "none" or "running"
         (the router's buffers hold the means, of `router_normalization_steps` steps of training).
-    router_renormalize: whether the weights of a token's experts sum to 1.
+    router_renormalize: True, the weights of a token's experts sum to 1; "l2", their squares do; False, neither.
     router_gate_scale: for "top_k_bias", what they sum to.
     router_max_experts: maximum number of experts per token; 0: no limit. A smaller one saves time and memory.
     router_cut_decay, router_cut_steps: for "expert_threshold", the decay of its moving average and the number of steps in it.
@@ -91,7 +91,7 @@ class DtoppConfig(PretrainedConfig):
         self.attention_bias = False
         self.attention_dropout = 0.0
         self.clip_qkv = None
-        self.norm_topk_prob = router_renormalize
+        self.norm_topk_prob = router_renormalize is True
         self.router_aux_loss_coef = 0.0
         super().__init__(**kwargs)
 

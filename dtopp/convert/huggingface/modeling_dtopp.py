@@ -111,7 +111,8 @@ class DtoppRouter(nn.Module):
         chosen_TC = places(self.scores(P_TC, logits_TC)) < self.counts(P_TC)
         gate_TC = P_TC * chosen_TC
         if self.config.router_renormalize:
-            gate_TC = gate_TC / gate_TC.sum(-1, keepdim=True)
+            order = 2 if self.config.router_renormalize == "l2" else 1
+            gate_TC = gate_TC / gate_TC.norm(order, dim=-1, keepdim=True)
         return gate_TC * self.config.router_gate_scale
 
     def probabilities(self, logits_TC):

@@ -155,10 +155,9 @@ TEST(Recompute, changes_no_bit_with_any_router) {
                                         << static_cast<int>(precision));
         config::RunConfig config = small(type);
         config.routing.method = method;
-        if (method == config::RoutingMethod::kTopKBias || config::may_select_none(method)) {
+        if (method == config::RoutingMethod::kTopKBias || config::may_select_none(method))
           config.routing.normalization = config::Normalization::kNone;
-          config.routing.renormalize = method == config::RoutingMethod::kTopKBias;
-        }
+        if (config::may_select_none(method)) config.routing.renormalize = config::Renormalize::kNo;
         config.training.precision = precision;
         expect_the_same_bits(config);
       }

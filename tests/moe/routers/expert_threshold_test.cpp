@@ -16,7 +16,7 @@ config::RunConfig config_of(int64_t experts, double target, double decay) {
   config.routing.method = config::RoutingMethod::kExpertThreshold;
   config.routing.experts = {target};
   config.routing.normalization = config::Normalization::kNone;
-  config.routing.renormalize = false;
+  config.routing.renormalize = config::Renormalize::kNo;
   config.routing.cut_decay = decay;
   return config;
 }

@@ -13,7 +13,7 @@ config::RunConfig config_of(int64_t experts = 8, double target = 2) {
   config.routing.method = config::RoutingMethod::kRelu;
   config.routing.experts = {target};
   config.routing.normalization = config::Normalization::kNone;
-  config.routing.renormalize = false;
+  config.routing.renormalize = config::Renormalize::kNo;
   config.loss.load_balance = 0;
   config.loss.dynamic = 0;
   return config;

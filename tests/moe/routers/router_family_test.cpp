@@ -54,7 +54,7 @@ struct Method {
   const char* name;
   config::RoutingMethod method;
   config::Normalization normalization;
-  bool renormalize;
+  config::Renormalize renormalize;
   Expected (*select)(const Case& c);
   int zero_experts = 0;  // the last columns of the logits
   config::ExpertNormalization expert_normalization = config::ExpertNormalization::kNone;
@@ -62,32 +62,38 @@ struct Method {
 
 using enum config::RoutingMethod;
 using enum config::Normalization;
+using enum config::Renormalize;
 
 const Method kMethods[] = {
-    {"top_k", kTopK, kFixed, true,
+    {"top_k", kTopK, kFixed, kSum,
      [](const Case& c) {
        const int64_t k = config::top_k_of(c.config);
        return renormalised(c.prob_TE, first_of(order_of(c.prob_TE), same_for_all(c.z_TE, k)));
      }},
-    {"top_k_bias", kTopKBias, kNone, true,
+    {"top_k_bias", kTopKBias, kNone, kSum,
      [](const Case& c) {
        const at::Tensor score_TE = c.z_TE.sigmoid(), order_TE = order_of(score_TE + c.bias_E());
        const int64_t k = config::top_k_of(c.config);
        return renormalised(score_TE, first_of(order_TE, same_for_all(c.z_TE, k)));
      }},
-    {"top_p", kTopP, kFixed, true,
+    {"top_p", kTopP, kFixed, kSum,
      [](const Case& c) {
        return by_mass(c, at::scalar_tensor(c.config.threshold, at::kDouble), order_of(c.prob_TE));
      }},
-    {"dtop_p", kDTopP, kDynamic, true,
+    {"dtop_p", kDTopP, kDynamic, kSum,
      [](const Case& c) { return by_mass(c, c.number("threshold_C"), order_of(c.prob_TE)); }},
-    {"dtop_p_bias", kDTopPBias, kDynamic, true,
+    {"dtop_p_l2", kDTopP, kDynamic, kL2,
+     [](const Case& c) {
+       const Expected with_sum = by_mass(c, c.number("threshold_C"), order_of(c.prob_TE));
+       return Expected{with_sum.map_TE, with_sum.gates_TE / with_sum.gates_TE.norm(2, {1}, true)};
+     }},
+    {"dtop_p_bias", kDTopPBias, kDynamic, kSum,
      [](const Case& c) { return by_mass(c, c.number("threshold_C"), order_of(c.s_TE + c.bias_E())); }},
-    {"relu", kRelu, kNone, false,
+    {"relu", kRelu, kNone, kNo,
      [](const Case& c) {
        return Expected{c.z_TE.detach() > 0, c.z_TE.relu()};
      }},
-    {"expert_threshold", kExpertThreshold, kNone, false,
+    {"expert_threshold", kExpertThreshold, kNone, kNo,
      [](const Case& c) {
        const double steps = c.number("cut_steps").item<double>();
        const at::Tensor tau_E = c.number("cut_LE")[c.layer] / (1 - std::pow(c.config.cut_decay, steps));
@@ -95,16 +101,16 @@ const Method kMethods[] = {
                                             : c.z_TE.detach().to(at::kFloat) >= tau_E.to(at::kFloat);
        return Expected{map_TE, c.z_TE.sigmoid() * map_TE};
      }},
-    {"top_k_bias_zero", kTopKBias, kNone, true,
+    {"top_k_bias_zero", kTopKBias, kNone, kSum,
      [](const Case& c) {
        const at::Tensor bias_E = at::constant_pad_nd(c.bias_E(), {0, c.prob_TE.size(1) - c.bias_E().size(0)});
        const at::Tensor order_TE = order_of(c.prob_TE + bias_E);
        return renormalised(c.prob_TE, first_of(order_TE, same_for_all(c.z_TE, c.config.max_experts)));
      },
      3},
-    {"dtop_p_zero", kDTopP, kDynamic, true,
+    {"dtop_p_zero", kDTopP, kDynamic, kSum,
      [](const Case& c) { return by_mass(c, c.number("threshold_C"), order_of(c.prob_TE)); }, 3},
-    {"dtop_p_expert_normalization", kDTopP, kDynamic, true,
+    {"dtop_p_expert_normalization", kDTopP, kDynamic, kSum,
      [](const Case& c) { return by_mass(c, c.number("threshold_C"), order_of(c.prob_TE)); }, 0,
      config::ExpertNormalization::kRunning},
 };

@@ -82,6 +82,7 @@ def test_llama_cpp_gives_the_same_tokens_and_text(case):
     ("routing.method=dtop_p", "routing.method must be top_k"),
     ("routing.normalization=fixed routing.expert_normalization=running", "routing.expert_normalization must be none"),
     ("routing.renormalize=true", "routing.renormalize must be false"),
+    ("routing.renormalize=l2", "routing.renormalize must be true or false"),
     ("model.norm=layer", "model.norm must be rms")])
 def test_another_model_is_refused_by_its_key(overrides, key, tmp_path):
     run = tiny_run.trained(tmp_path, *OLMOE, "training.steps=4", *overrides.split()) / "run"

@@ -20,6 +20,7 @@ OPTIONS = {
     "top_k_none": ({"router": "top_k", "normalization": "none"}, {"normalization": "none", "top_k": 2}),
     "at_most": ({"max_experts": 3, "threshold": 0.9}, {"max_experts": 3}),
     "own_probability": ({"renormalize": False}, {"renormalize": False}),
+    "l2_gates": ({"renormalize": "l2"}, {"renormalize": "l2"}),
 }
 LOSSES = {"load_balance": 0.3, "dynamic": 0.2, "router_z": 0.1}
 

@@ -33,6 +33,7 @@ CASES = {
     "top_k": {"routing.method": "top_k", "routing.experts": 2, "routing.normalization": "fixed"},
     "zero_experts": {"model.zero_experts": 5, "model.zero_kind": "copy", "routing.controller": "solve"},
     "zero_experts_bias": {"model.zero_experts": 4, "routing.method": "top_k_bias", "routing.max_experts": 5, "routing.bias_rate": 0.02},
+    "l2_gates": {"routing.renormalize": "l2"},
     "expert_normalization": {"routing.expert_normalization": "running", "model.zero_experts": 3},
     "hash": {"routing.method": "hash", "routing.normalization": "none", "routing.experts": 2, "loss.load_balance": 0,
              "loss.dynamic": 0, "loss.router_z": 0},

@@ -39,6 +39,8 @@ CASES = {
     "dtop_p_of_all": {"routing.experts": 8, "routing.threshold": 0.99999},
     "dtop_p_layer": {"routing.scope": "layer", "routing.experts": "[2, 5]"},
     "dtop_p_without_renormalisation": {"routing.renormalize": "false", "model.tie_embeddings": "false"},
+    "dtop_p_l2_gates": {"routing.renormalize": "l2", "model.zero_experts": 4},
+    "top_k_l2_gates": {"routing.method": "top_k", "routing.experts": 3, "routing.renormalize": "l2"},
     "dtop_p_z_of_normalized_logits": {"loss.router_z_on": "normalized", "loss.router_z": 0.1},
     "top_k_z_of_normalized_logits": {"routing.method": "top_k", "routing.experts": 3, "routing.normalization": "fixed",
                                      "loss.router_z_on": "normalized", "loss.router_z": 0.1},

@@ -69,7 +69,7 @@ def route_reference(logits, scale, threshold, normalization="dynamic", top_k=0, 
         chosen = z >= cut_E.double()
     gates = {"probability": prob, "relu": z.relu(), "sigmoid": z.sigmoid()}[gate] * chosen
     if renormalize:
-        gates = gates / gates.sum(-1, keepdim=True)
+        gates = gates / (gates.norm(dim=-1, keepdim=True) if renormalize == "l2" else gates.sum(-1, keepdim=True))
     tokens = max(z.shape[0], 1)
     entropy = -torch.special.xlogy(prob, prob).sum() / tokens
     mean = (gates if gate == "relu" else prob).sum(0) / tokens

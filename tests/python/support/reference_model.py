@@ -129,7 +129,7 @@ def route(z_TE, scale, routing, threshold, num_experts):
     chosen, margin = select(P, routing, threshold)
     gates = P * chosen
     if routing["renormalize"]:
-        gates = gates / gates.sum(-1, keepdim=True)
+        gates = gates / (gates.norm(dim=-1, keepdim=True) if routing["renormalize"] == "l2" else gates.sum(-1, keepdim=True))
     zero_gate = gates[:, num_experts:].sum(-1, keepdim=True)
     gates, chosen = gates[:, :num_experts], chosen[:, :num_experts]
     return gates, {
