@@ -87,6 +87,8 @@ void validate_schedule(const RoutingConfig& config, const ModelConfig& model) {
 void validate_zero_experts(const RoutingConfig& config) {
   if (config.method != RoutingMethod::kTopKBias && config.method != RoutingMethod::kDTopP)
     throw InvalidValue("model.zero_experts", "need routing.method: top_k_bias or dtop_p; set it to 0");
+  if (config.bias_rule != BiasRule::kSign)
+    throw InvalidValue("routing.bias_rule", "must be sign with model.zero_experts");
   if (config.method == RoutingMethod::kTopKBias &&
       !(static_cast<double>(config.max_experts) > config.experts.at(0)))
     throw InvalidValue(

@@ -31,6 +31,7 @@ enum class ThresholdScope { kGlobal, kLayer };         // layers that share a th
 enum class Normalization { kNone, kFixed, kDynamic };  // of the router's logits (ops/route/route.h)
 enum class ExpertNormalization { kNone, kRunning };    // of an expert's logits (moe/expert_normalization.h)
 enum class Renormalize { kNo, kSum, kL2 };             // what is 1 of a token's gates
+enum class BiasRule { kSign, kQuantile };              // how a bias moves (moe/expert_bias.h)
 enum class Controller { kPi, kSolve };                 // the law that moves p after a step
 enum class ScheduleShape { kLinear, kStep };           // of the budget between the points of a schedule
 enum class RouterZOn { kRaw, kNormalized };            // the logits that the router z-loss uses
@@ -65,6 +66,10 @@ constexpr auto enum_names(Renormalize) {
   return std::array<std::pair<Renormalize, std::string_view>, 3>{
       {{Renormalize::kNo, "false"}, {Renormalize::kSum, "true"}, {Renormalize::kL2, "l2"}}};
 }
+constexpr auto enum_names(BiasRule) {
+  return std::array<std::pair<BiasRule, std::string_view>, 2>{
+      {{BiasRule::kSign, "sign"}, {BiasRule::kQuantile, "quantile"}}};
+}
 constexpr auto enum_names(Controller) {
   return std::array<std::pair<Controller, std::string_view>, 2>{
       {{Controller::kPi, "pi"}, {Controller::kSolve, "solve"}}};
@@ -97,13 +102,14 @@ struct RoutingConfig {
   // schedule[i]. `experts` is the budget at the end. Empty: it is constant.
   std::vector<double> schedule, schedule_at;
   ScheduleShape schedule_shape = ScheduleShape::kLinear;
-  double bias_rate = 1e-3;     // top_k_bias, dtop_p_bias: change of a bias per step
-  double bias_until = 1.0;     // share of training.steps after which biases stay
-  double gate_scale = 1.0;     // top_k_bias: the sum of a token's gates
-  double lambda_0 = 1e-8;      // relu: the first weight of its loss
-  double lambda_factor = 1.2;  // relu: change of the weight per step
-  double cut_decay = 0.99;     // expert_threshold: decay of the thresholds' moving average
-  double threshold = 0.25;     // top_p: p; dtop_p, dtop_p_bias: p_0
+  BiasRule bias_rule = BiasRule::kSign;  // top_k_bias, dtop_p_bias
+  double bias_rate = 1e-3;               // sign: change of a bias per step
+  double bias_until = 1.0;               // share of training.steps after which biases stay
+  double gate_scale = 1.0;               // top_k_bias: the sum of a token's gates
+  double lambda_0 = 1e-8;                // relu: the first weight of its loss
+  double lambda_factor = 1.2;            // relu: change of the weight per step
+  double cut_decay = 0.99;               // expert_threshold: decay of the thresholds' moving average
+  double threshold = 0.25;               // top_p: p; dtop_p, dtop_p_bias: p_0
   ThresholdScope scope = ThresholdScope::kGlobal;
   Controller controller = Controller::kPi;
   double kp = 0.1;          // pi: K_pro of Eq. (6)
@@ -125,6 +131,7 @@ void visit_fields(SectionOf<RoutingConfig> auto& config, auto&& field) {
   field("schedule", config.schedule);
   field("schedule_at", config.schedule_at);
   field("schedule_shape", config.schedule_shape);
+  field("bias_rule", config.bias_rule);
   field("bias_rate", config.bias_rate);
   field("bias_until", config.bias_until);
   field("gate_scale", config.gate_scale);

@@ -1,6 +1,10 @@
 #include "dtopp/moe/expert_bias.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "dtopp/config/config.h"
+#include "dtopp/moe/token_sampling.h"
 
 namespace dtopp::moe {
 namespace {
@@ -12,15 +16,61 @@ at::Tensor centred(const at::Tensor& bias_LE) {
 }  // namespace
 
 ExpertBias::ExpertBias(const config::RunConfig& config, const at::Device& device)
-    : rate_(config.routing.bias_rate) {
+    : rate_(config.routing.bias_rate),
+      by_quantile_(config.routing.bias_rule == config::BiasRule::kQuantile),
+      // The scores of top_k_bias lie in (0, 1); those of dtop_p_bias are logits with a deviation near 1.
+      most_(config.routing.method == config::RoutingMethod::kTopKBias ? 2 : 16),
+      stride_(cumulative_prob_stride(config.model.num_experts, config.model.tokens_per_sample(),
+                                     config.training.global_batch_size * config.model.tokens_per_sample())) {
   if (!(rate_ > 0)) throw config::InvalidValue("routing.bias_rate", "must be positive");
   set_state("bias_LE", at::zeros({config.model.num_layers, config.model.num_experts},
                                  at::device(device).dtype(at::kDouble)));
 }
 
-void ExpertBias::update(const at::Tensor& tokens_per_expert_LE, const at::Tensor& applied) {
+at::Tensor ExpertBias::statistics(int64_t layer, const at::Tensor& score_TE,
+                                  const at::Tensor& selected_TE) const {
+  const auto sampled = [&](const at::Tensor& of_TE) { return of_TE.slice(0, 0, of_TE.size(0), stride_); };
+  const at::Tensor score_SE = sampled(score_TE), selected_SE = sampled(selected_TE);
+  const at::Tensor sum_SE = score_SE + of_layer(layer);
+  const at::Tensor infinite = at::full({}, std::numeric_limits<float>::infinity(), sum_SE.options());
+  const at::Tensor lowest_in_S1 = at::where(selected_SE, sum_SE, infinite).amin({1}, /*keepdim=*/true);
+  const at::Tensor highest_out_S1 = at::where(selected_SE, -infinite, sum_SE).amax({1}, /*keepdim=*/true);
+  // If a token gave up a selected expert, it would select the highest of the others instead.
+  const at::Tensor needed_SE = at::where(selected_SE, highest_out_S1, lowest_in_S1) - score_SE;
+  const at::Tensor bin_SE = (at::nan_to_num(needed_SE) + most_)
+                                .mul(static_cast<double>(kBins) / (2 * most_))
+                                .clamp(0, kBins - 1)
+                                .to(at::kLong);
+  const auto whole = bin_SE.options();
+  const at::Tensor index_SE = bin_SE + at::arange(bin_SE.size(1), whole) * kBins;
+  return at::zeros({statistics_size()}, whole)
+      .index_add(0, index_SE.flatten(), at::ones({index_SE.numel()}, whole));
+}
+
+at::Tensor ExpertBias::quantile_LE(const StepCounts& counts, const at::Tensor& statistics_LS) const {
+  const at::Tensor& c_LE = counts.tokens_per_expert_LE;
+  const at::Tensor counts_LEB = statistics_LS.view({c_LE.size(0), c_LE.size(1), kBins}).to(at::kDouble);
+  const at::Tensor below_LEB = counts_LEB.cumsum(2);
+  const at::Tensor share_L11 =
+      (c_LE.sum(1).to(at::kDouble) / static_cast<double>(c_LE.size(1) * std::max<int64_t>(counts.tokens, 1)))
+          .view({-1, 1, 1});
+  const at::Tensor wanted_LE1 = share_L11 * below_LEB.narrow(2, kBins - 1, 1);
+  const at::Tensor bin_LE1 = below_LEB.lt(wanted_LE1).sum({2}, /*keepdim=*/true).clamp_max(kBins - 1);
+  const at::Tensor count_LE1 = counts_LEB.gather(2, bin_LE1);
+  const at::Tensor before_LE1 = below_LEB.gather(2, bin_LE1) - count_LE1;
+  const at::Tensor part_LE1 = (wanted_LE1 - before_LE1) / count_LE1.clamp_min(1);
+  const at::Tensor bias_LE = ((bin_LE1 + part_LE1) * (2 * most_ / kBins) - most_).squeeze(2);
+  return bias_LE - bias_LE.mean({1}, /*keepdim=*/true);
+}
+
+void ExpertBias::update(const StepCounts& counts, const at::Tensor& statistics_LS,
+                        const at::Tensor& applied) {
+  if (by_quantile_) {
+    set_state("bias_LE", at::where(applied, quantile_LE(counts, statistics_LS), bias_LE_));
+    return;
+  }
   // In whole numbers: sign(mean - c) = sign(sum - E c).
-  const at::Tensor& c_LE = tokens_per_expert_LE;
+  const at::Tensor& c_LE = counts.tokens_per_expert_LE;
   const at::Tensor sign_LE = (c_LE.sum(1, /*keepdim=*/true) - c_LE * c_LE.size(1)).sign().to(at::kDouble);
   add(sign_LE, applied);
 }

@@ -1,9 +1,19 @@
 // Balances the load of the experts without a loss: one bias per expert and layer decides which experts tokens
-// select. It has no part in their gates. After each step, with c the tokens per expert of a layer:
+// select. It has no part in their gates. With c the tokens per expert of a layer in a step,
+// routing.bias_rule: sign moves the biases by a constant:
 //
 //   bias_e <- bias_e + routing.bias_rate * sign(mean(c) - c_e)
 //
-// Source:        Wang et al., Auxiliary-Loss-Free Load Balancing (arXiv 2408.15664)
+// quantile gives expert e the bias with which it would have had mean(c) tokens if the other biases stayed. A
+// token selects e if its score plus bias_e exceeds the lowest sum that it selects without e, so this bias is
+// a quantile of the differences, from a histogram over the tokens of the step (every stride-th of a sample,
+// see moe/token_sampling.h):
+//
+//   bias_e <- the (mean(c) / tokens)-quantile of (lowest sum - score_e), minus the mean over experts
+//
+// Source:        sign: Wang et al., Auxiliary-Loss-Free Load Balancing (arXiv 2408.15664); quantile: as in
+// Kimi
+//                K3, which takes the (K + 1)-th largest sum of each token for all experts
 #pragma once
 
 #include <string>
@@ -22,9 +32,17 @@ class ExpertBias {
   const at::Tensor& centred_LE() const { return centred_LE_; }
   const at::Tensor& bias_LE() const { return bias_LE_; }  // f64
 
-  // These change nothing if `applied`, bool [], is false. add() moves the biases by rate * error, for a
-  // router with another law.
-  void update(const at::Tensor& tokens_per_expert_LE, const at::Tensor& applied);
+  // The number of a layer's statistics that update() needs: 0 with sign.
+  int64_t statistics_size() const { return by_quantile_ ? centred_LE_.size(1) * kBins : 0; }
+  // The statistics of a layer and micro-batch with quantile, int64 [statistics_size()].
+  //
+  // Shapes:      score_TE f32, to which the bias is added; selected_TE bool
+  at::Tensor statistics(int64_t layer, const at::Tensor& score_TE, const at::Tensor& selected_TE) const;
+
+  // Moves the biases after an optimizer step. statistics_LS: whole numbers [L, statistics_size()]. Changes
+  // nothing if `applied`, bool [], is false.
+  void update(const StepCounts& counts, const at::Tensor& statistics_LS, const at::Tensor& applied);
+  // Moves the biases by rate * error, for a router with another rule. As update() if `applied` is false.
   void add(const at::Tensor& error_LE, const at::Tensor& applied);
 
   ops::NamedTensors state() const { return {{"bias_LE", bias_LE_}}; }
@@ -33,7 +51,15 @@ class ExpertBias {
   ops::NamedTensors metrics() const;
 
  private:
+  static constexpr int64_t kBins =
+      1024;  // of the histogram of an expert; values between them are interpolated
+
+  at::Tensor quantile_LE(const StepCounts& counts, const at::Tensor& statistics_LS) const;
+
   double rate_;
+  bool by_quantile_;
+  double most_;            // a histogram covers biases from -most_ to most_
+  int64_t stride_;         // of the tokens of the histogram
   at::Tensor bias_LE_;     // f64
   at::Tensor centred_LE_;  // f32
 };

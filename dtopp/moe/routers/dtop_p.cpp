@@ -42,6 +42,12 @@ class DTopPRouter final : public Router {
                                                        enum_name(config().normalization),
                                                        config().max_experts, stride_, zero_experts_);
     if (bias_) output.statistics = at::cat({output.statistics, output.mass});
+    if (bias_ && bias_->statistics_size() > 0) {
+      const at::Tensor s_TE = softmax_inputs({input.layer, input.logits_TE.detach(), input.scale.detach()},
+                                             config().normalization);
+      output.statistics =
+          at::cat({output.statistics, bias_->statistics(input.layer, s_TE, output.gates_TE.detach().ne(0))});
+    }
     if (zero_experts_ > 0) {
       const at::Tensor zero_Z = output.tokens_per_expert_E.narrow(0, num_experts(), zero_experts_);
       output.statistics = at::cat({output.statistics, zero_Z.sum().view({1})});
@@ -57,25 +63,33 @@ class DTopPRouter final : public Router {
     used_threshold_C_ = controller_.thresholds();
   }
   std::vector<int64_t> statistics_shape() const override {
-    // Zero experts add the number of zero experts that tokens took. A bias adds RouteOutput::mass.
-    return {controller_.thresholds().numel(),
-            ops::kCumulativeProbBins + (zero_experts_ > 0 ? 1 : 0) + (bias_ ? 2 : 0)};
+    // Zero experts add the number of zero experts that tokens took. A bias adds RouteOutput::mass and
+    // ExpertBias::statistics, which are per layer.
+    const int64_t of_bias = bias_ ? bias_->statistics_size() : 0;
+    return {of_bias > 0 ? num_layers() : controller_.thresholds().numel(),
+            ops::kCumulativeProbBins + (zero_experts_ > 0 ? 1 : 0) + (bias_ ? 2 : 0) + of_bias};
   }
 
   void update(const StepCounts& counts, const at::Tensor& applied) override {
     Router::update(counts, applied);
     used_threshold_C_ = controller_.thresholds();
-    if (bias_ && moves_biases()) bias_->update(counts.tokens_per_expert_LE, applied);
+    at::Tensor statistics_CS = counts.statistics;
+    if (bias_) {
+      const int64_t of_bias = bias_->statistics_size(), others = statistics_CS.size(1) - of_bias;
+      if (moves_biases()) bias_->update(counts, statistics_CS.narrow(1, others, of_bias), applied);
+      statistics_CS = statistics_CS.narrow(1, 0, others);
+      if (of_bias > 0 && !controller_.per_layer()) statistics_CS = statistics_CS.sum(0, /*keepdim=*/true);
+    }
     const at::Tensor taken_L = counts.tokens_per_expert_LE.sum(1);
-    const at::Tensor histogram_CM = counts.statistics.narrow(1, 0, ops::kCumulativeProbBins);
+    const at::Tensor histogram_CM = statistics_CS.narrow(1, 0, ops::kCumulativeProbBins);
     controller_.update({taken_L, counts.tokens, histogram_CM, stride_}, applied);
     if (bias_) {
       const int64_t tokens = counts.tokens * (controller_.per_layer() ? 1 : num_layers());
-      mass_C2_ = counts.statistics.narrow(1, ops::kCumulativeProbBins, 2).to(at::kDouble) *
+      mass_C2_ = statistics_CS.narrow(1, ops::kCumulativeProbBins, 2).to(at::kDouble) *
                  (ops::kMassPerUnit / static_cast<double>(std::max<int64_t>(tokens, 1)));
     }
     if (zero_experts_ == 0) return;
-    const at::Tensor zero_C = counts.statistics.select(1, ops::kCumulativeProbBins).to(at::kDouble);
+    const at::Tensor zero_C = statistics_CS.select(1, ops::kCumulativeProbBins).to(at::kDouble);
     zero_share_C_ = zero_C / (zero_C + (controller_.per_layer() ? taken_L : taken_L.sum()));
   }
 

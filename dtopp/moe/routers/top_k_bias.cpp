@@ -31,15 +31,22 @@ class TopKBiasRouter final : public Router {
     ops::RouteOutput output =
         route_by(scores, config::top_k_of(config()), /*threshold=*/{}, bias_.of_layer(input.layer), "score");
     output.router_z = router_z(input.logits_TE);
+    if (input.training && bias_.statistics_size() > 0)
+      output.statistics =
+          bias_.statistics(input.layer, input.logits_TE.detach().sigmoid(), output.gates_TE.detach().ne(0));
     if (input.training && sequence_length_ > 0)
       output.sequence_balance = sequence_balance(scores.logits_TE, output.gates_TE.detach().ne(0));
     if (config().gate_scale != 1) output.gates_TE = output.gates_TE * config().gate_scale;
     return output;
   }
 
+  std::vector<int64_t> statistics_shape() const override {
+    if (bias_.statistics_size() == 0) return {0};
+    return {num_layers(), bias_.statistics_size()};
+  }
   void update(const StepCounts& counts, const at::Tensor& applied) override {
     Router::update(counts, applied);
-    if (moves_biases()) bias_.update(counts.tokens_per_expert_LE, applied);
+    if (moves_biases()) bias_.update(counts, counts.statistics, applied);
   }
 
   ops::NamedTensors state() const override {

@@ -28,6 +28,9 @@ CASES = {
     "solve": {"routing.controller": "solve"},
     "dtop_p_bias": {"routing.method": "dtop_p_bias", "routing.bias_rate": 0.05},
     "top_k_bias": {"routing.method": "top_k_bias", "routing.normalization": "none", "routing.experts": 2, "routing.bias_rate": 0.02},
+    "dtop_p_bias_quantile": {"routing.method": "dtop_p_bias", "routing.bias_rule": "quantile", "routing.controller": "solve"},
+    "top_k_bias_quantile": {"routing.method": "top_k_bias", "routing.normalization": "none", "routing.experts": 2,
+                            "routing.bias_rule": "quantile"},
     "relu": OWN_GATES | {"routing.method": "relu", "routing.lambda_0": 0.01},
     "expert_threshold": OWN_GATES | {"routing.method": "expert_threshold", "routing.cut_decay": 0.7},
     "top_k": {"routing.method": "top_k", "routing.experts": 2, "routing.normalization": "fixed"},
@@ -60,8 +63,10 @@ def router_of(config):
     if config["model"]["zero_experts"] > 0 and routing["method"] == "top_k_bias":
         return dtopp.TopKBiasZero(experts, routing["max_experts"], routing["experts"], rate=routing["bias_rate"])
     gains = {name: float(routing[name]) for name in ("kp", "ki")}
-    make = {"top_k_bias": lambda: dtopp.TopKBias(experts, int(routing["experts"]), rate=routing["bias_rate"]),
-            "dtop_p_bias": lambda: dtopp.DTopPBias(experts, routing["experts"], routing["threshold"], rate=routing["bias_rate"], **gains),
+    bias = {"rate": routing["bias_rate"], "rule": routing["bias_rule"]}
+    make = {"top_k_bias": lambda: dtopp.TopKBias(experts, int(routing["experts"]), **bias),
+            "dtop_p_bias": lambda: dtopp.DTopPBias(experts, routing["experts"], routing["threshold"], controller=routing["controller"],
+                                                   **bias, **gains),
             "relu": lambda: dtopp.Relu(routing["experts"], initial_weight=routing["lambda_0"], factor=routing["lambda_factor"]),
             "expert_threshold": lambda: dtopp.ExpertThreshold(experts, routing["experts"], decay=routing["cut_decay"]),
             "hash": lambda: dtopp.Hash(config["model"]["vocab_size"], experts, int(routing["experts"]))}
