@@ -51,8 +51,7 @@ class ExpertBias {
   ops::NamedTensors metrics() const;
 
  private:
-  static constexpr int64_t kBins =
-      1024;  // of the histogram of an expert; values between them are interpolated
+  static constexpr int64_t kBins = 1024;  // of an expert's histogram; values in a bin are interpolated
 
   at::Tensor quantile_LE(const StepCounts& counts, const at::Tensor& statistics_LS) const;
 

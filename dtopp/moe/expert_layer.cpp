@@ -40,12 +40,13 @@ ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& 
   RECORD_USER_SCOPE("router");
   if (!weights.router_ED.defined())
     return routing.router->select({layer, {}, {}, routing.training, routing.ids_T});
+  ExpertNormalization::Folded router{weights.router_ED, {}};
+  if (routing.expert_normalization) router = routing.expert_normalization->fold(layer, weights.router_ED);
   // Everything after the logits is fp32, independent of the type of x.
   at::Tensor logits_TE = routing.token_by_token
-                             ? ops::linear_by_row(x_TD.to(weights.router_ED.scalar_type()), weights.router_ED)
-                             : ops::router_linear(x_TD, weights.router_ED);
-  if (routing.expert_normalization)
-    logits_TE = routing.expert_normalization->normalize(layer, logits_TE, weights.router_ED);
+                             ? ops::linear_by_row(x_TD.to(router.weight_CD.scalar_type()), router.weight_CD)
+                             : ops::router_linear(x_TD, router.weight_CD);
+  if (router.offset_C.defined()) logits_TE = logits_TE - router.offset_C;
   const at::Tensor scale =
       weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());
   const RouterInput input = {layer, logits_TE, scale, routing.training, routing.ids_T};

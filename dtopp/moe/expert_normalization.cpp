@@ -57,9 +57,9 @@ void ExpertNormalization::round_to_fp32() {
   inverse_std_LC_ = (square_LC_ + ops::kVarianceEpsilon).rsqrt().to(at::kFloat);
 }
 
-at::Tensor ExpertNormalization::normalize(int64_t layer, const at::Tensor& logits_TC,
-                                          const at::Tensor& weight_CD) const {
-  return (logits_TC - at::mv(weight_CD, mean32_LD_[layer])) * inverse_std_LC_[layer];
+ExpertNormalization::Folded ExpertNormalization::fold(int64_t layer, const at::Tensor& weight_CD) const {
+  const at::Tensor scaled_CD = weight_CD * inverse_std_LC_[layer].unsqueeze(1);
+  return {scaled_CD, at::mv(scaled_CD, mean32_LD_[layer])};
 }
 
 void ExpertNormalization::update(const at::Tensor& sums_LS, int64_t tokens, const at::Tensor& applied) {

@@ -56,8 +56,12 @@ class ExpertNormalization {
  public:
   ExpertNormalization(const config::RunConfig& config, const at::Device& device);
 
-  // Normalizes W x. logits_TC f32 [T, C]; weight_CD: the router's W. Differentiable in both.
-  at::Tensor normalize(int64_t layer, const at::Tensor& logits_TC, const at::Tensor& weight_CD) const;
+  // The weight w_e / s_e and the offset w_e m / s_e that give z = weight x - offset, for the router's W.
+  // Differentiable.
+  struct Folded {
+    at::Tensor weight_CD, offset_C;
+  };
+  Folded fold(int64_t layer, const at::Tensor& weight_CD) const;
 
   // Updates m and s after an optimizer step, from its logit_sums, f64 [L, 2 C + 1 + D], over `tokens` tokens.
   // Changes nothing if `applied`, bool [], is false.

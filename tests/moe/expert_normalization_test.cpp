@@ -25,8 +25,10 @@ class ExpertNormalizationTest : public testing::Test {
   ExpertNormalizationTest() { at::manual_seed(1); }
 
   // The logits of a layer, and a step that has these inputs in all layers.
-  at::Tensor logits(int64_t layer, const at::Tensor& x_TD) const {
-    return normalization_.normalize(layer, x_TD.matmul(weight_.t()), weight_);
+  at::Tensor logits(int64_t layer, const at::Tensor& x_TD) const { return logits(layer, x_TD, weight_); }
+  at::Tensor logits(int64_t layer, const at::Tensor& x_TD, const at::Tensor& weight_CD) const {
+    const ExpertNormalization::Folded router = normalization_.fold(layer, weight_CD);
+    return x_TD.matmul(router.weight_CD.t()) - router.offset_C;
   }
   void step(const at::Tensor& x_TD, const at::Tensor& applied = yes()) {
     std::vector<at::Tensor> sums;
@@ -86,7 +88,7 @@ TEST_F(ExpertNormalizationTest, has_the_gradient_of_centered_inputs) {
   step(inputs());
   at::Tensor x_TD = inputs().requires_grad_(), weight_CD = weight_.detach().clone().requires_grad_();
   const at::Tensor grad_TC = at::randn({kTokens, kExperts});
-  normalization_.normalize(0, x_TD.matmul(weight_CD.t()), weight_CD).backward(grad_TC);
+  logits(0, x_TD, weight_CD).backward(grad_TC);
 
   const ops::NamedTensors state = normalization_.state();
   const at::Tensor mean_D = ops::find_tensor(state, "router_input_mean_LD", "")[0].to(at::kFloat);
