@@ -4,6 +4,7 @@ usage: fuzz.py build                                     compile the targets wit
        fuzz.py run [--seconds S] [--seed N] [--record] [TARGET...]
                                                          fuzz for S seconds in all (60), with inputs that the seed
                                                          chooses (0: others in each run); exit 1 at a finding
+       fuzz.py seed TARGET FILE NAME                     add an input to the seeds, under a name that states its cause
        fuzz.py merge [TARGET...]                         minimise what runs have found into tests/fuzz/corpus
        fuzz.py replay [--build DIR]                      run each target of a build folder on its seeds and corpus
        fuzz.py coverage [FILE...]                        branches that seeds and corpus reach, per file of a parser;
@@ -80,24 +81,43 @@ def program(folder, target):
     return path
 
 
-def seeds_of(target):
-    return FUZZ / "seeds" / target
+def read_archive(file):
+    """Returns the files of seeds/TARGET.tar.xz or corpus/TARGET.tar.xz by name."""
+    if not file.exists():
+        return {}
+    with tarfile.open(file) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive}
 
 
-def unpack(target, folder):
+def write_archive(file, files):
+    file.parent.mkdir(exist_ok=True)
+    with tarfile.open(file, "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
+        for name in sorted(files):  # without a date, so that equal files are equal archives
+            member = tarfile.TarInfo(name)
+            member.size = len(files[name])
+            archive.addfile(member, io.BytesIO(files[name]))
+
+
+def unpack(kind, target, folder):
     folder.mkdir(parents=True, exist_ok=True)
-    corpus = FUZZ / "corpus" / f"{target}.tar.xz"
-    if corpus.exists():
-        with tarfile.open(corpus) as archive:
-            for member in archive:
-                (folder / pathlib.Path(member.name).name).write_bytes(archive.extractfile(member).read())
+    for name, content in read_archive(FUZZ / kind / f"{target}.tar.xz").items():
+        (folder / name).write_bytes(content)
     return folder
+
+
+def seeds_of(target):
+    return unpack("seeds", target, BUILD.with_name("fuzz-seeds") / target)
+
+
+def add_seed(target, file, name):
+    archive = FUZZ / "seeds" / f"{target}.tar.xz"
+    write_archive(archive, read_archive(archive) | {name: pathlib.Path(file).read_bytes()})
 
 
 def fuzz(target, seconds, seed):
     """Runs one target. Returns its executions, processor seconds, edges and the paths of its findings."""
     FINDINGS.mkdir(parents=True, exist_ok=True)
-    corpus = unpack(target, WORK / target)
+    corpus = unpack("corpus", target, WORK / target)
     dictionary = FUZZ / "dictionaries" / f"{target}.dict"
     command = [program(BUILD, target), *LIMITS, f"-max_total_time={max(1, round(seconds))}", f"-seed={seed}", "-print_final_stats=1",
                f"-artifact_prefix={FINDINGS}/{target}-", corpus, seeds_of(target)]
@@ -141,15 +161,10 @@ def merge(targets):
     for target in targets:
         with tempfile.TemporaryDirectory() as folder:
             subprocess.run([program(BUILD, target), *LIMITS, "-merge=1", folder, seeds_of(target),
-                            unpack(target, WORK / target)], check=True, capture_output=True)
-            files = sorted(pathlib.Path(folder).iterdir())
+                            unpack("corpus", target, WORK / target)], check=True, capture_output=True)
+            files = {file.name: file.read_bytes() for file in pathlib.Path(folder).iterdir()}
             corpus = FUZZ / "corpus" / f"{target}.tar.xz"
-            corpus.parent.mkdir(exist_ok=True)
-            with tarfile.open(corpus, "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
-                for file in files:  # without a date, so that equal corpora are equal archives
-                    member = tarfile.TarInfo(file.name)
-                    member.size = file.stat().st_size
-                    archive.addfile(member, io.BytesIO(file.read_bytes()))
+            write_archive(corpus, files)
             print(f"{target:20} {len(files):5} files {corpus.stat().st_size:8,} bytes", flush=True)
 
 
@@ -157,7 +172,7 @@ def replay(folder, environment=None):
     begin, inputs = time.monotonic(), 0
     for target in TARGETS:
         with tempfile.TemporaryDirectory() as scratch:
-            unpack(target, pathlib.Path(scratch))
+            unpack("corpus", target, pathlib.Path(scratch))
             files = sorted(pathlib.Path(scratch).iterdir()) + sorted(seeds_of(target).iterdir())
             done = subprocess.run([program(folder, target), *files], capture_output=True, text=True, errors="replace",
                                   timeout=600, env={**os.environ, **(environment or {})})
@@ -199,7 +214,7 @@ def coverage(files):
 
 def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("usage: ")[1])
-    parser.add_argument("command", choices=["build", "run", "merge", "replay", "coverage"])
+    parser.add_argument("command", choices=["build", "run", "seed", "merge", "replay", "coverage"])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
@@ -209,8 +224,12 @@ def main():
     targets = arguments.names or TARGETS
     if arguments.command in ("run", "merge") and not set(targets) <= set(TARGETS):
         parser.error("the targets are " + ", ".join(TARGETS))
+    if arguments.command == "seed" and (len(arguments.names) != 3 or arguments.names[0] not in TARGETS):
+        parser.error("seed TARGET FILE NAME; the targets are " + ", ".join(TARGETS))
     if arguments.command == "build":
         build(BUILD)
+    elif arguments.command == "seed":
+        add_seed(*arguments.names)
     elif arguments.command == "run":
         return run(targets, arguments.seconds, arguments.seed, arguments.record)
     elif arguments.command == "merge":
