@@ -33,6 +33,15 @@ def include_edges(texts, depth=None):
     return edges
 
 
+def headers_of_one(texts):
+    """The headers that at most one file includes, beside the source of the same name."""
+    users = collections.Counter()
+    for path, text in texts.items():
+        for include in set(re.findall(r'^#include "((?:dtopp|cli)/[^"]+)"', text, re.M)):
+            users[include] += pathlib.PurePath(include).with_suffix("") != path.relative_to(ROOT).with_suffix("")
+    return [path for path in texts if path.suffix == ".h" and users[str(path.relative_to(ROOT))] <= 1]
+
+
 def build_seconds():
     shutil.rmtree(BUILD, ignore_errors=True)
     subprocess.run(["cmake", "--preset", "release", "-B", BUILD], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -53,8 +62,13 @@ def main():
     largest, most = folders.most_common(1)[0]
     blocks = [block for path in texts for _, block in check_language.blocks_of(path)]
     openers = sum(kind == "opener" for block in blocks for kind, _ in check_language.problems_of(block, is_page=False))
-    rows = [("files", len(texts)),
-            ("lines", sum(text.count("\n") for text in texts.values())),
+    lengths = [text.count("\n") for text in texts.values()]
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.count("\n")
+    rows = [("lines", sum(lengths)),
+            ("files", len(texts)),
+            ("files under 60 lines", sum(length < 60 for length in lengths)),
+            ("headers with at most one user", len(headers_of_one(texts))),
+            ("tracked files of the repository", tracked),
             ("folders", len(folders)),
             ("files in the largest folder", f"{most} ({largest})")]
     for name, edges in (("folders", include_edges(texts)), ("top-level folders", include_edges(texts, depth=2))):
