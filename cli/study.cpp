@@ -28,9 +28,8 @@
 #include "dtopp/plan/plan.h"
 #include "dtopp/report/page/page.h"
 #include "dtopp/study/curves.h"
-#include "dtopp/study/forecast.h"
-#include "dtopp/study/ledger_keeper.h"
-#include "dtopp/study/result_files.h"
+#include "dtopp/study/ledger.h"
+#include "dtopp/study/results.h"
 #include "dtopp/study/runner.h"
 
 namespace dtopp::cli {

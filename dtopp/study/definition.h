@@ -4,12 +4,16 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
+#include "dtopp/config/config.h"
 #include "dtopp/config/config_tree.h"
+#include "dtopp/config/run_config.h"
 
 namespace dtopp::study {
-
 // A value for one key of a run's configuration ("model.num_experts").
 struct Setting {
   std::string key;
@@ -79,5 +83,117 @@ struct Study {
 // Throws: UsageError, with file, line and key, if a value is missing, unknown or of the wrong kind, or if two
 //         of the grid, a variant and an argument set the same key
 Study load_study(const std::filesystem::path& file, const std::vector<std::string>& arguments);
+
+// Parses the YAML file of a study: its keys, and the sections that have their own structure.
+
+// Sections with their own structure. Each has a read_value that throws UsageError with file, line and key.
+struct Variants {
+  std::vector<Variant> all;
+};
+struct Axis {
+  std::string key;
+  std::vector<config::ConfigNode> values;
+  std::string location;
+};
+struct Axes {
+  std::vector<Axis> all;
+};
+struct Commands {
+  std::vector<AfterCommand> all;
+};
+struct Comparisons {
+  std::vector<PlannedComparison> all;
+};
+struct SeedsByVariant {
+  std::vector<std::pair<std::string, std::vector<int64_t>>> all;
+};
+
+void read_value(const config::ConfigNode& node, const std::string& key, Variants& variants);
+void read_value(const config::ConfigNode& node, const std::string& key, Axes& axes);
+void read_value(const config::ConfigNode& node, const std::string& key, Commands& commands);
+void read_value(const config::ConfigNode& node, const std::string& key, Comparisons& comparisons);
+void read_value(const config::ConfigNode& node, const std::string& key, SeedsByVariant& seeds);
+
+struct DefinitionFields {
+  std::string base;
+  std::vector<int64_t> seeds;
+  Variants variants;
+  SeedsByVariant only;
+  Axes grid, zip;
+  std::vector<std::string> measure;
+  Comparisons compare;
+  Commands after;
+  std::string ledger;
+  std::string output;
+};
+
+void visit_fields(config::SectionOf<DefinitionFields> auto& config, auto&& field) {
+  field("base", config.base);
+  field("seeds", config.seeds);
+  field("variants", config.variants);
+  field("only", config.only);
+  field("grid", config.grid);
+  field("zip", config.zip);
+  field("measure", config.measure);
+  field("compare", config.compare);
+  field("after", config.after);
+  field("ledger", config.ledger);
+  field("output", config.output);
+}
+
+// The keys of one entry of `compare`.
+void visit_fields(config::SectionOf<VariantPair> auto& config, auto&& field) {
+  field("of", config.of);
+  field("less", config.less);
+}
+void visit_fields(config::SectionOf<PlannedComparison> auto& config, auto&& field) {
+  field("name", config.name);
+  field("of", config.of);
+  field("less", config.less);
+  field("over", config.over);
+  field("measure", config.measure);
+  field("margin", config.margin);
+  field("excluded", config.excluded);
+  field("family", config.family);
+}
+
+// Appends the settings of a mapping. {routing.method: top_k} and {routing: {method: top_k}} are one setting
+// each.
+void append_settings(const config::ConfigNode& node, const std::string& section,
+                     std::vector<Setting>& settings);
+
+// Expands a study into its runs: every variant at every grid point with every seed.
+
+struct StudyRun {
+  size_t variant = 0;  // index into Study::variants
+  size_t point = 0;    // index into Study::points
+  int64_t seed = 0;
+  std::string name{};                 // VARIANT[-GRID]-seedN, safe as a file name
+  std::filesystem::path directory{};  // OUTPUT/runs/NAME
+  config::RunConfig config{};         // its `name` and `output` are `name` and `directory`
+  std::string hash{};                 // hash_of(config)
+  bool selected = true;               // false: not to be trained now (Variant::runs)
+};
+
+// Returns the runs in execution order: all variants and grid points of the first seed come first.
+//
+// Throws: UsageError, with the study's file and line, if a configuration is invalid (an unknown key is
+//         reported with the nearest known one) or if a run would not write a measure (val/… without
+//         validation)
+std::vector<StudyRun> expand(const Study& study);
+
+// Returns a checksum of the keys that affect a run's result or its validation. Other keys may change without
+// making it another run: name, output, threads, checkpoints, … (affects_result).
+std::string hash_of(const config::RunConfig& config);
+inline constexpr size_t kShortHash = 8;  // checksum digits in a folder's name
+
+// Returns the keys whose values differ, among those that hash_of includes.
+std::vector<std::string> changed_keys(const config::RunConfig& before, const config::RunConfig& now);
+
+// Returns, for example, {"model.num_experts": 16}.
+nlohmann::ordered_json to_json(const GridPoint& point);
+
+// Formats a value for display: "16", "top_k", "[3, 4]".
+std::string to_text(const config::ConfigNode& value);
 
 }  // namespace dtopp::study

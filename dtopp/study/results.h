@@ -4,16 +4,52 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "dtopp/study/comparison.h"
-#include "dtopp/study/expansion.h"
+#include "dtopp/study/definition.h"
 #include "dtopp/study/run_folder.h"
-#include "dtopp/study/verdicts.h"
+#include "dtopp/study/statistics.h"
 
 namespace dtopp::study {
+// Computes the planned comparisons of a study, and decides them by rules that are fixed before its runs.
+//
+// A positive difference of `of` minus `less` in a loss means that `less` is ahead.
+
+struct ComparisonResult {
+  PlannedComparison planned;
+  PairedDifference difference{};        // of a plain comparison
+  std::optional<double> t{}, p_holm{};  // p_holm only with a family
+  RatioInterval ratio{};                // of a ratio
+  // For each comparison of a family:
+  //   "LESS ahead of OF"        the 95 % interval lies above 0, and p_holm is at most 0.05
+  //   "LESS behind OF"          the interval lies below 0, and p_holm is at most 0.05
+  //   "equivalent within M"     the interval lies within ± margin
+  //   "a lead of X is excluded" the interval lies below `excluded`
+  //   "inconclusive"            none of these
+  std::vector<std::string> verdicts{};
+  std::string note{};  // reason for a missing number
+};
+
+// Computes the differences and ratios from the values of the runs. Runs that are not done or have no value
+// are left out with their pairs.
+std::vector<ComparisonResult> compute_comparisons(const Study& study, const std::vector<StudyRun>& runs,
+                                                  const std::vector<RunRecord>& records,
+                                                  const std::vector<std::vector<RunValue>>& values);
+
+// Sets p_holm and the verdicts. Comparisons with the same family share one correction. A comparison of a
+// family that has no p yet counts as p = 1, so that a part of a study does not look more certain than the
+// whole.
+void decide(std::vector<ComparisonResult>& results);
+
+// Returns a Markdown table of the comparisons; empty if there are none.
+std::string comparison_table(const std::vector<ComparisonResult>& results);
+
+// Returns one line per plain comparison with its n and the standard deviation of its differences, and nothing
+// about their sign or size.
+std::string blind_text(const std::vector<ComparisonResult>& results);
 
 // A variant at a grid point, over its seeds.
 struct TableRow {
@@ -53,5 +89,56 @@ class ResultsReader {
 std::vector<TableRow> make_rows(const Study& study, const std::vector<StudyRun>& runs,
                                 const std::vector<RunRecord>& records,
                                 const std::vector<std::vector<RunValue>>& values);
+
+// Formats the table of a study as Markdown, CSV and LaTeX.
+//
+// The table has one row per variant and grid point. Each measure has a column of mean ± half-width (95 %
+// interval). With several variants it also has columns of the difference from the baseline and of p. A number
+// that cannot be computed is left blank.
+
+// Returns a Markdown table, followed by the reasons for blank cells.
+std::string markdown_table(const Study& study, const std::vector<TableRow>& rows);
+
+// Returns CSV (RFC 4180 with lines that end in \n). Each number has its own column and full precision.
+std::string csv_table(const Study& study, const std::vector<TableRow>& rows);
+
+// Returns a LaTeX tabular that needs no package.
+std::string latex_table(const Study& study, const std::vector<TableRow>& rows);
+
+// Returns, for example, "3.142 ± 0.021": the half-width with two significant digits and the mean with as many
+// decimals. Without a half-width the mean has six significant digits.
+std::string with_half_width(const std::optional<double>& mean, const std::optional<double>& half_width,
+                            bool with_sign = false);
+
+// Returns a p-value with three decimals, "< 0.001" below them, or nothing without a value.
+std::string p_text(const std::optional<double>& p);
+
+// Returns the cells, escaped, with " | " between them.
+std::string markdown_cells(const std::vector<std::string>& cells);
+
+// Writes the results of a study to study.json, table.md, table.csv and table.tex.
+
+// Returns study.json:
+//
+//   {"study", "measure": [], "baseline",
+//    "runs": [{"variant", "grid": {}, "seed", "path", "status": "done|failed|pending",
+//              "values": {measure: number}, "diverged": [measure], "config_hash", "seconds",
+//              "cause" (if the run, or a command after it, failed)}],
+//    "table": [{"variant", "grid", "n", "values": {measure: {"mean", "half_width", "n", "diverged"}},
+//               "difference": {measure: {"mean", "half_width", "p", "p_holm", "n"}}, "notes"}],
+//    "compare": [{"name", "of", "less", "measure", "n", "mean", "half_width", "std", "t", "p", "p_holm",
+//    "verdicts", "note"}]}
+//
+// A ratio in "compare" has "over": {"of", "less"}, "ratio", "low" and "high" instead of the numbers after
+// "n". A number that cannot be computed is null. "difference" of the baseline is null.
+std::string study_json(const Study& study, const std::vector<StudyRun>& runs,
+                       const std::vector<RunRecord>& records, const StudyResults& results);
+
+// Returns table.md: the table, and the table of the planned comparisons.
+std::string markdown_results(const Study& study, const StudyResults& results);
+
+// Writes the four files to the study's output directory, each atomically.
+void write_result_files(const Study& study, const std::vector<StudyRun>& runs,
+                        const std::vector<RunRecord>& records, const StudyResults& results);
 
 }  // namespace dtopp::study

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/study/expansion.h"
+#include "dtopp/study/definition.h"
 
 namespace dtopp::study {
 

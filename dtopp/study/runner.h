@@ -3,19 +3,55 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <deque>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "dtopp/base/progress.h"
 #include "dtopp/launch/child_process.h"
 #include "dtopp/launch/signal_pipe.h"
-#include "dtopp/study/expansion.h"
+#include "dtopp/study/definition.h"
 #include "dtopp/study/run_folder.h"
-#include "dtopp/study/study_progress.h"
 
 namespace dtopp::study {
+// Shows the progress of a study on standard error while it runs.
+
+class StudyProgress {
+ public:
+  // `costs` holds one cost per run; progress is their completed share. The vectors must outlive this object.
+  StudyProgress(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
+                const std::vector<double>& costs, std::FILE* stream = stderr);
+
+  // Redraws in place on a terminal. Elsewhere it prints one line per minute, and one after make_due().
+  void draw(const std::vector<size_t>& running);
+  void make_due() { next_draw_ = began_; }
+  // See StatusLine.
+  void clear() { line_.clear(); }
+  void finish() { line_.end(); }
+
+  // Returns "study  3 of 10 runs done, 1 failed, 2 running  43 %  5m12s left". A failed run counts as
+  // complete.
+  std::string line(const std::vector<size_t>& running, double seconds);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  bool counts(size_t index) const;
+  double done_share(size_t index) const;
+  double cost_done() const;
+
+  const std::vector<StudyRun>& runs_;
+  const std::vector<RunRecord>& records_;
+  const std::vector<double>& costs_;
+  StatusLine line_;
+  Clock::time_point began_, next_draw_;
+  double total_ = 0;
+  int64_t total_runs_ = 0;
+  double before_ = 0;  // cost that was complete at construction
+};
 
 struct RunnerOptions {
   int64_t slots = 1;                       // number of concurrent processes
@@ -92,5 +128,32 @@ class StudyRunner {
   double seconds_of_ended_ = 0, cost_of_ended_ = 0;  // of the training processes that have succeeded
   launch::SignalPipe signals_;
 };
+
+// Estimates the cost of a study: FLOPs and hours per run.
+
+// The cost of all training and validation of a run.
+struct RunCost {
+  double flops = 0;
+  double matrix_rate = 0;  // this machine's FLOP/s in matrix products, in the run's precision
+};
+
+// The share of the matrix rate that training reaches: the mean, over done runs, of the median
+// throughput/tflops beside the run's RunCost::matrix_rate. Without done runs it is 0.4; small models on CPUs
+// reached 0.28 to 0.67.
+struct ReachedShare {
+  double share = 0.4;
+  int64_t runs = 0;  // number of runs it was measured in
+};
+ReachedShare reached_share(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
+                           const std::vector<RunCost>& costs);
+
+// Returns the FLOPs of training and validation. A validation token costs a third of a training token, because
+// it has no backward pass. Validations run before the first step, every validation.every steps and after the
+// last step.
+double flops_of(const config::RunConfig& config, double flops_per_token, double tokens_per_step);
+
+// Returns a table with one line per run (name, status, steps, remaining FLOPs and hours) and the totals.
+std::string forecast_table(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
+                           const std::vector<RunCost>& costs, const ReachedShare& reached);
 
 }  // namespace dtopp::study

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/study/comparison.h"
+#include "dtopp/study/statistics.h"
 
 namespace dtopp::study {
 

@@ -1,6 +1,5 @@
 // The definition of a study, its base configuration and its arguments, parted by NUL.
 #include "dtopp/study/definition.h"
-#include "dtopp/study/expansion.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

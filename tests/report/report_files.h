@@ -13,7 +13,7 @@
 #include "dtopp/config/run_config.h"
 #include "dtopp/report/sections/input.h"
 #include "dtopp/runs/metrics.h"
-#include "dtopp/study/expansion.h"
+#include "dtopp/study/definition.h"
 #include "tests/base/scratch_directory.h"
 #include "tests/config/model_sizes.h"
 

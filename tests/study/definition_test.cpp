@@ -7,7 +7,6 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
-#include "dtopp/study/expansion.h"
 #include "tests/study/study_files.h"
 
 namespace dtopp::study {

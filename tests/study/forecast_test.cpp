@@ -1,9 +1,7 @@
-#include "dtopp/study/forecast.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtopp/study/study_progress.h"
+#include "dtopp/study/runner.h"
 #include "tests/study/study_files.h"
 
 namespace dtopp::study {

@@ -1,11 +1,12 @@
+#include "dtopp/study/ledger.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/json.h"
 #include "dtopp/base/path_kind.h"
-#include "dtopp/study/ledger_keeper.h"
-#include "dtopp/study/result_files.h"
+#include "dtopp/study/results.h"
 #include "tests/study/study_files.h"
 
 namespace dtopp::study {

@@ -8,8 +8,6 @@
 
 #include "dtopp/base/json.h"
 #include "dtopp/base/random.h"
-#include "dtopp/study/result_files.h"
-#include "dtopp/study/tables.h"
 #include "tests/study/study_files.h"
 
 namespace dtopp::study {

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtopp/study/expansion.h"
+#include "dtopp/study/definition.h"
 
 namespace dtopp::study {
 namespace {

@@ -10,7 +10,6 @@
 #include "dtopp/base/files.h"
 #include "dtopp/runs/metrics.h"
 #include "dtopp/study/definition.h"
-#include "dtopp/study/expansion.h"
 #include "tests/base/scratch_directory.h"
 
 namespace dtopp::study {

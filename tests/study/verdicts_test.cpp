@@ -1,8 +1,7 @@
-#include "dtopp/study/verdicts.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtopp/study/results.h"
 #include "tests/study/study_files.h"
 
 namespace dtopp::study {

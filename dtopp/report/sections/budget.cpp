@@ -5,7 +5,7 @@
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/sections/sections.h"
 #include "dtopp/runs/count_ranges.h"
-#include "dtopp/study/comparison.h"
+#include "dtopp/study/statistics.h"
 
 namespace dtopp::report {
 namespace {

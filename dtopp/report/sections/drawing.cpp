@@ -8,7 +8,7 @@
 
 #include "dtopp/base/median.h"
 #include "dtopp/report/document/numbers.h"
-#include "dtopp/study/comparison.h"
+#include "dtopp/study/statistics.h"
 
 namespace dtopp::report {
 namespace {

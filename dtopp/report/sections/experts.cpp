@@ -4,7 +4,7 @@
 #include "dtopp/base/format.h"
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/sections/sections.h"
-#include "dtopp/study/comparison.h"
+#include "dtopp/study/statistics.h"
 
 namespace dtopp::report {
 namespace {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtopp/study/expansion.h"
+#include "dtopp/study/definition.h"
 #include "tests/report/report_files.h"
 
 namespace dtopp::report {

@@ -5,7 +5,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/report/sections/sections.h"
-#include "dtopp/study/expansion.h"
+#include "dtopp/study/definition.h"
 #include "tests/report/report_files.h"
 
 namespace dtopp::report {
