@@ -3,9 +3,9 @@
 #include <memory>
 #include <string>
 
+#include "cli/commands.h"
 #include "cli/evaluate.h"
 #include "cli/option_checks.h"
-#include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/convert/convert_gguf.h"
 #include "dtopp/convert/convert_huggingface.h"

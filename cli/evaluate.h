@@ -9,7 +9,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "cli/console_watch.h"
+#include "cli/console.h"
 #include "cli/inference.h"
 #include "dtopp/distributed/collectives/collectives.h"
 #include "dtopp/tasks/evaluation_files.h"
@@ -24,11 +24,6 @@ struct EvaluateOptions {
   int64_t processes = 0;  // processes to start; 0: this process evaluates, alone or as a rank
   bool json = false;
 };
-
-void add_evaluate_tasks(CLI::App& evaluate);
-void add_evaluate_text(CLI::App& evaluate);
-void add_evaluate_experts(CLI::App& evaluate);
-void add_evaluate_images(CLI::App& evaluate);
 
 // Adds --output, --batch-size, --json and --processes.
 void add_evaluate_options(CLI::App& verb, EvaluateOptions& options);

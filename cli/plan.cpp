@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "cli/commands.h"
 #include "cli/option_checks.h"
-#include "cli/verbs.h"
 #include "dtopp/plan/plan_text.h"
 
 namespace dtopp::cli {

@@ -10,13 +10,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/console_watch.h"
+#include "cli/commands.h"
+#include "cli/console.h"
 #include "cli/option_checks.h"
 #include "cli/ranks.h"
-#include "cli/standard_streams.h"
-#include "cli/stop_signals.h"
-#include "cli/training_ranks.h"
-#include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"

@@ -7,11 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "cli/commands.h"
+#include "cli/console.h"
 #include "cli/option_checks.h"
 #include "cli/run_cost.h"
-#include "cli/standard_streams.h"
-#include "cli/stop_signals.h"
-#include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/report/page/live_report.h"
 #include "dtopp/report/page/page.h"

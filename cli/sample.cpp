@@ -4,11 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "cli/console_watch.h"
+#include "cli/commands.h"
+#include "cli/console.h"
 #include "cli/inference.h"
 #include "cli/option_checks.h"
-#include "cli/stop_signals.h"
-#include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/steady_seconds.h"
 #include "dtopp/distributed/membership/failure.h"

@@ -10,11 +10,10 @@
 #include <string>
 #include <thread>
 
+#include "cli/commands.h"
+#include "cli/console.h"
 #include "cli/inference.h"
 #include "cli/option_checks.h"
-#include "cli/standard_streams.h"
-#include "cli/stop_signals.h"
-#include "cli/verbs.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"

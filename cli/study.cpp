@@ -10,12 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "cli/commands.h"
+#include "cli/console.h"
 #include "cli/option_checks.h"
 #include "cli/program_version.h"
 #include "cli/ranks.h"
 #include "cli/run_cost.h"
-#include "cli/standard_streams.h"
-#include "cli/verbs.h"
 #include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/enum_name.h"
 #include "dtopp/base/files.h"

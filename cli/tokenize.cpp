@@ -8,8 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/standard_streams.h"
-#include "cli/verbs.h"
+#include "cli/commands.h"
+#include "cli/console.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/json.h"
 #include "dtopp/data/tokenizer/tokenizer.h"

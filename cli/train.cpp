@@ -6,12 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "cli/commands.h"
+#include "cli/console.h"
 #include "cli/option_checks.h"
 #include "cli/ranks.h"
-#include "cli/standard_streams.h"
-#include "cli/stop_signals.h"
-#include "cli/training_ranks.h"
-#include "cli/verbs.h"
 #include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/path_kind.h"
 #include "dtopp/base/stop_scope.h"

@@ -9,7 +9,6 @@
 namespace dtopp::cli {
 
 void add_prepare(CLI::App& app);
-void add_prepare_images(CLI::App& prepare);
 void add_train(CLI::App& app);
 void add_replay(CLI::App& app);
 void add_convert(CLI::App& app);

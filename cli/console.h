@@ -1,0 +1,70 @@
+// The standard streams, the signals and the progress of a command.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "dtopp/base/progress.h"
+#include "dtopp/base/stop_token.h"
+#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/inference/watch.h"
+
+namespace dtopp::cli {
+
+// Makes standard input, output and error safe for a long-running program.
+
+// Prints the line "dtopp: TEXT" to standard error.
+void print_message(const std::string& text);
+
+// Sets up signals and standard streams; call it before anything else.
+//
+// A write to a closed pipe or beyond a file-size limit then returns an error instead of killing the process.
+// A run therefore continues without its console. Streams that the caller closed stay unusable: no file that
+// is opened later gets their descriptor and receives text meant for them.
+void guard_standard_streams();
+
+// Flushes standard output. Throws DataError if it cannot be written.
+void flush_standard_output();
+
+// Flushes all streams and ends the process. Skips the destructors of the libraries' static objects, which
+// take longer than many commands.
+[[noreturn]] void end_process(int status);
+
+// Handles SIGTERM, SIGINT and SIGHUP (a closed terminal): the command saves and stops. A second SIGTERM or
+// SIGINT at least a tenth of a second later ends the process immediately. An ignored SIGHUP stays ignored.
+
+// Selects how a process that does not stop in time is ended.
+enum class Impatience {
+  kSecondSignal,  // a second signal ends it
+  kLauncher,      // only its launcher kills it: one request may arrive as several forwarded signals
+};
+
+// Installs the handlers for the rest of the process.
+void stop_on_signals(Impatience impatience = Impatience::kSecondSignal);
+
+// Returns true after a signal has arrived.
+bool stop_requested();
+
+// The same as a value.
+StopToken stop_token();
+
+// Draws the progress of a measurement on standard error and stops it on a signal.
+
+class ConsoleWatch final : public inference::Watch {
+ public:
+  // Without `shows`, it only stops.
+  explicit ConsoleWatch(bool shows) : inference::Watch(stop_token()), shows_(shows) {}
+  // Rank 0 shows the progress of all ranks.
+  explicit ConsoleWatch(const distributed::Collectives& ranks) : ConsoleWatch(ranks.rank() == 0) {}
+
+  void begin(const std::string& label, const char* unit, uint64_t total) override;
+  void update(uint64_t done) override;
+  void message(const std::string& text) override;
+  void end() { bar_.reset(); }
+
+ private:
+  bool shows_;
+  std::optional<ProgressBar> bar_;
+};
+
+}  // namespace dtopp::cli
