@@ -23,7 +23,7 @@
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/ops/moe_ffn/cuda/tune/tuner.h"
 #include "dtopp/plan/expert_parallel.h"
-#include "dtopp/train/rank_checks.h"
+#include "dtopp/train/start.h"
 
 namespace dtopp::cli {
 namespace {

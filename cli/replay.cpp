@@ -23,8 +23,7 @@
 #include "dtopp/runs/metrics.h"
 #include "dtopp/runs/run_directory.h"
 #include "dtopp/runs/run_history.h"
-#include "dtopp/train/rank_checks.h"
-#include "dtopp/train/run_start.h"
+#include "dtopp/train/start.h"
 
 namespace dtopp::cli {
 namespace {

@@ -19,8 +19,8 @@
 #include "dtopp/eval/in_training/training_grids.h"
 #include "dtopp/eval/in_training/training_texts.h"
 #include "dtopp/models/registry/make_model.h"
-#include "dtopp/train/rank_checks.h"
 #include "dtopp/train/run.h"
+#include "dtopp/train/start.h"
 
 namespace dtopp::cli {
 namespace {

@@ -139,7 +139,7 @@ SentBytes plan_all_gather(const models::Model& model, const distributed::Paralle
          to_each({degree, degree}, gathered_bytes(in_ep_group, dense_widths));
 }
 
-// The approximate number of values in train/step_numbers.h: losses per micro-batch, gradient norms per chunk
+// The approximate number of values in train/step.h: losses per micro-batch, gradient norms per chunk
 // (distributed/sharding/shard_layout.h), flags, the largest number of token-expert pairs per rank and
 // layer, tokens per expert, sums of logits, and the histograms of cumulative probabilities.
 double count_step_numbers(const config::RunConfig& config, const models::Model& model,

@@ -7,21 +7,41 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtopp/base/console_log.h"
+#include "dtopp/base/stop_token.h"
 #include "dtopp/distributed/membership/cluster.h"
 #include "dtopp/moe/budget_watch.h"
 #include "dtopp/plan/plan.h"
 #include "dtopp/runs/metrics.h"
 #include "dtopp/runs/run_directory.h"
-#include "dtopp/train/periodic.h"
+#include "dtopp/train/profile.h"
 #include "dtopp/train/run_saving.h"
-#include "dtopp/train/step_meter.h"
-#include "dtopp/train/step_profile.h"
-#include "dtopp/train/step_trace.h"
+#include "dtopp/train/trainer.h"
 
 namespace dtopp::train {
+
+// Work that a run repeats between its steps, such as tasks or sample grids (eval/in_training).
+
+// Names and values: {"hellaswag/accuracy", 0.31} becomes eval/hellaswag/accuracy in metrics.jsonl.
+using Measurements = std::vector<std::pair<std::string, double>>;
+
+// An evaluation must not change training results: run() draws no random numbers of the training and leaves
+// the trainer as it was.
+class Periodic {
+ public:
+  virtual ~Periodic() = default;
+
+  // Whether to run at this state, the same on all ranks; is_last: after the run's last step.
+  virtual bool is_due(const checkpoint::TrainingState& state, bool is_last) const = 0;
+  // Whether an earlier process of the run has stored the results. Called on resuming; rank 0 decides.
+  virtual bool is_done(const checkpoint::TrainingState& /*state*/) const { return false; }
+  // Returns nullopt, on all ranks, if a stop is requested on any rank. Rank 0's measurements are logged.
+  // Collective.
+  virtual std::optional<Measurements> run(Trainer& trainer, const StopToken& stop) = 0;
+};
 
 struct RunSummary {
   std::filesystem::path directory;
@@ -44,7 +64,7 @@ class Run {
   // Adds an evaluation; null: none. Call it before train(), with the same evaluations on all ranks.
   void add(std::unique_ptr<Periodic> evaluation);
 
-  // Ends the run after that many steps and writes profile.txt and trace.json (step_profile.h), on rank 0.
+  // Ends the run after that many steps and writes profile.txt and trace.json (profile.h), on rank 0.
   // Call it before train(), with the same number on all ranks. UsageError if the device is not a CPU.
   void profile(int64_t steps);
 
@@ -121,5 +141,30 @@ class Run {
   bool stop_requested_ = false;  // on any rank
   bool unsaved_ = false;         // whether the trainer's state is newer than the last save's
 };
+
+// Writes steps and validations to metrics.jsonl, under the names of docs/reference/metrics.md.
+
+// An empty record with the current time.
+runs::MetricRecord record_now(int64_t step, int64_t tokens);
+
+// Adds train/… and, for a model with routers, moe/… in total and per layer.
+void add_step(const StepResult& result, const config::ModelConfig& model, runs::MetricRecord& record);
+
+// Adds data/… if sources have weights: their use up to `position`.
+void add_sources(const models::TrainingData& data, int64_t position, runs::MetricRecord& record);
+
+// Adds train/active_flops, as `plan` counts them for the pairs of all steps so far, and, for a model with
+// routers, train/active_experts_mean.
+void add_work(const StepResult& result, const plan::Plan& plan, runs::MetricRecord& record);
+
+// Adds throughput/…, memory/… and, with several ranks, comm/…. data_share: the share of the step spent
+// waiting for data.
+void add_rates(const StepRates& rates, double data_share, runs::MetricRecord& record);
+
+// Adds checkpoint/….
+void add_saving(const SaveTimes& times, runs::MetricRecord& record);
+
+// Adds val/….
+void add_validation(const models::ValidationResult& result, runs::MetricRecord& record);
 
 }  // namespace dtopp::train

@@ -2,21 +2,26 @@
 
 #include <algorithm>
 #include <sstream>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include <ATen/record_function.h>
 
 #include "dtopp/base/steady_seconds.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
+#include "dtopp/distributed/sharding/tree_sum.h"
+#include "dtopp/models/held_out_sources.h"
+#include "dtopp/models/solve_thresholds.h"
 #include "dtopp/moe/router_state.h"
 #include "dtopp/moe/routers/make_router.h"
 #include "dtopp/moe/token_dispatcher.h"
 #include "dtopp/optim/schedule.h"
-#include "dtopp/train/initial_parameters.h"
-#include "dtopp/train/step_decision.h"
+#include "dtopp/train/nonfinite_watch.h"
+#include "dtopp/train/start.h"
+#include "dtopp/train/step.h"
 
 namespace dtopp::train {
-
 Trainer::Trainer(const config::RunConfig& config, models::Model model, models::TrainingData data,
                  const at::TensorOptions& compute, distributed::ProcessGroups groups)
     : config_(config),
@@ -189,6 +194,137 @@ void Trainer::undo(const StepResult& overflowed) {
   in_flight_.clear();
   overflowed_ = at::zeros_like(overflowed_);
   capacity_predictor_.forget();
+}
+
+// Implements a rank's forward and backward passes over its micro-batches.
+
+// The ranks of an EP group take its micro-batches in turn. The micro-batches that they process at a time are
+// an aligned range of the step's (tree_sum.h).
+StepSums Trainer::accumulate_gradients(const moe::Routing& inputs, const StopToken& stop) {
+  StepSums sums;
+  sums.activations = moe::ActivationStatistics(model_.num_routed_layers);
+  sums.max_assignments_L =
+      at::zeros({model_.num_routed_layers}, at::device(store_.device()).dtype(at::kLong));
+  const distributed::ParallelDims dims = groups_.dims();
+  const int64_t rank = groups_.rank();
+  const distributed::MicroBatchRange range =
+      distributed::local_micro_batches(micro_batches(), dims.edp_rank(rank), dims.edp_size(), dims.ep_size);
+  if (range.begin >= range.end) store_.finish_all_gather();
+  store_.begin_step((range.end - range.begin + dims.ep_size - 1) / dims.ep_size);
+  for (int64_t first = range.begin; first < range.end; first += dims.ep_size) {
+    sums.stop_requested = sums.stop_requested || stop.stop_requested();
+    if (is_abandoned(sums, groups_.size())) return sums;
+    const int64_t micro_batch = first + dims.ep_rank(rank);
+    if (micro_batch < range.end) {
+      accumulate_micro_batch(micro_batch, inputs, sums);
+    } else {
+      forward_empty();
+    }
+    RECORD_USER_SCOPE(std::string(kGradientSumsScope));
+    store_.end_micro_batch();
+  }
+  RECORD_USER_SCOPE(std::string(kGradientSumsScope));
+  store_.finish_gradients();
+  return sums;
+}
+
+void Trainer::accumulate_micro_batch(int64_t micro_batch, const moe::Routing& inputs, StepSums& sums) {
+  RECORD_USER_SCOPE(std::string(kMicroBatchScope) + std::to_string(micro_batch));
+  const int64_t size = config_.training.micro_batch_size;
+  const double wait = steady_seconds();
+  const int64_t position = state_.sample_position + micro_batch * size;
+  const models::Batch batch = data_.training->read(static_cast<uint64_t>(position), size);
+  sums.data_seconds += steady_seconds() - wait;
+  const models::BatchLosses losses = losses_(batch.to(store_.device()), inputs);
+  {
+    RECORD_USER_SCOPE(std::string(kBackwardScope));
+    (losses.total / static_cast<double>(micro_batches())).backward();
+  }
+  sums.add_losses(micro_batch, losses.total.detach(), losses.values);
+  sums.activations.add(losses.activations);
+  sums.add_statistics(losses.statistics, losses.logit_sums);
+  if (model_.num_routed_layers > 0)
+    sums.max_assignments_L = at::maximum(sums.max_assignments_L, losses.activations.num_assignments());
+  if (loss_names_.empty()) {
+    for (const auto& [name, value] : losses.values) loss_names_.push_back(name);
+  }
+}
+
+// Layer after layer: other ranks need the experts of a layer before they gather the parameters of later ones.
+void Trainer::forward_empty() const {
+  const auto ends_with = [](const parameters::ParameterSpec& spec, std::string_view end) {
+    return spec.role == parameters::ParameterRole::kExpert && spec.name.ends_with(end);
+  };
+  at::Tensor x_TD, gates_TE, gate_up;
+  int64_t layer = 0;
+  for (const parameters::ParameterSpec& spec : store_.specs()) {
+    const at::Tensor weight = store_.model_param(spec.name);
+    if (!dispatcher_) continue;
+    if (ends_with(spec, "gate_up_proj")) gate_up = weight;
+    if (!ends_with(spec, "down_proj")) continue;
+    if (!x_TD.defined()) {
+      const auto options = weight.options();
+      x_TD = at::empty({0, config_.model.hidden_size}, options).requires_grad_();
+      gates_TE = at::empty({0, config_.model.num_experts}, options.dtype(at::kFloat)).requires_grad_();
+    }
+    x_TD = dispatcher_->forward(layer++, x_TD, gates_TE, gate_up, weight,
+                                config_.training.recompute != config::Recompute::kNone);
+  }
+  if (x_TD.defined() && at::GradMode::is_enabled()) x_TD.sum().backward();
+}
+
+std::optional<models::ValidationResult> Trainer::validate(int64_t tokens, const StopToken& stop) {
+  const auto wanted = static_cast<uint64_t>(std::max<int64_t>(1, tokens / model_.tokens_per_sample));
+  const std::vector<models::HeldOutSource> sources = models::first_of_each(data_, wanted);
+  std::optional<models::ValidationResult> result = validate_with(parallel_routing(), sources, stop);
+  if (!result || model_.ema_decay == 0) return result;
+  swap_ema();
+  const std::optional<models::ValidationResult> of_ema = validate_with(solved_routing(), sources, stop);
+  swap_ema();
+  if (!of_ema) return std::nullopt;
+  result->ema_loss = of_ema->loss;
+  return result;
+}
+
+moe::Routing Trainer::solved_routing() const {
+  // Without a controller, p is part of the configuration.
+  if (!router_ || !config::has_controller(config_.routing.method)) return parallel_routing();
+  return models::solve_on_validation(model_, config_, router_->config().experts, store_.device(), losses_,
+                                     data_, parallel_routing());
+}
+
+SolvedStart Trainer::solve_initial_thresholds() {
+  const at::NoGradGuard no_grad;
+  const int64_t samples = std::max<int64_t>(1, models::kSolveTokens / model_.tokens_per_sample);
+  const models::Batch batch = data_.training->read(/*position=*/0, samples).to(store_.device());
+  const auto mean_experts = [&](const moe::Routing& with) {
+    return losses_(batch, with).activations.summary().mean;
+  };
+  const moe::Routing solved = models::solve_thresholds(config_, router_->config().experts, store_.device(),
+                                                       mean_experts, parallel_routing());
+  const std::vector<double> thresholds = solved.router->metric("threshold");
+  router_->start_at(thresholds);
+  return {thresholds, mean_experts(solved), samples * model_.tokens_per_sample};
+}
+
+std::optional<models::ValidationResult> Trainer::validate_with(
+    const moe::Routing& inputs, const std::vector<models::HeldOutSource>& sources,
+    const StopToken& stop) const {
+  const at::NoGradGuard no_grad;
+  models::ValidationSums sums(model_, config_.model.num_experts, sources, config_.training.micro_batch_size,
+                              store_.device());
+  for (int64_t first = 0; first < sums.num_batches(); first += groups_.size()) {
+    if (distributed::any_of(*groups_.world, stop.stop_requested())) return std::nullopt;
+    const int64_t b = first + groups_.rank();
+    if (b >= sums.num_batches()) {
+      forward_empty();
+      continue;
+    }
+    const models::Batch batch =
+        data_.validation->read(sums.first_sample(b), sums.size_of(b)).to(store_.device());
+    sums.add(b, batch, losses_(batch, inputs));
+  }
+  return sums.result(*groups_.world);
 }
 
 }  // namespace dtopp::train

@@ -20,7 +20,7 @@
 #include "dtopp/models/model.h"
 #include "dtopp/models/validation_sums.h"
 #include "dtopp/optim/parameter_store.h"
-#include "dtopp/train/step_result.h"
+#include "dtopp/train/step.h"
 
 namespace dtopp::train {
 

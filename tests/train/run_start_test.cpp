@@ -1,9 +1,8 @@
-#include "dtopp/train/run_start.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "dtopp/runs/run_directory.h"
+#include "dtopp/train/start.h"
 #include "tests/base/damage.h"
 #include "tests/base/log_text.h"
 #include "tests/base/scratch_directory.h"

@@ -1,11 +1,10 @@
-#include "dtopp/train/step_decision.h"
-
 #include <cmath>
 #include <limits>
 
 #include <gtest/gtest.h>
 
 #include "dtopp/ops/route/cumulative_prob_bins.h"
+#include "dtopp/train/step.h"
 #include "tests/distributed/rank_threads.h"
 
 namespace dtopp::train {

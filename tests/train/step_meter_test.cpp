@@ -1,7 +1,6 @@
-#include "dtopp/train/step_meter.h"
-
 #include <gtest/gtest.h>
 
+#include "dtopp/train/profile.h"
 #include "tests/distributed/mirrored_collectives.h"
 
 namespace dtopp::train {

@@ -66,7 +66,7 @@ Pending BackendCollectives::start(const Collective& collective) {
 
 // Takes a copy of the collective because torch may change its arguments: Gloo empties the splits.
 c10::intrusive_ptr<c10d::Work> BackendCollectives::issue(Collective collective) {
-  // Gloo's threads inherit the caller's recording of operators and may outlive it (train/step_trace.h).
+  // Gloo's threads inherit the caller's recording of operators and may outlive it (train/profile.h).
   const at::DisableRecordFunctionGuard unrecorded;
   std::vector<at::Tensor> tensors = {collective.out};
   switch (collective.kind) {

@@ -1,7 +1,7 @@
 // Evaluates benchmark tasks during training and reports their accuracy beside the validation loss.
 #pragma once
 
-#include "dtopp/train/periodic.h"
+#include "dtopp/train/run.h"
 
 namespace dtopp::eval {
 

@@ -1,7 +1,7 @@
 // Samples grids of pictures while a diffusion transformer trains.
 #pragma once
 
-#include "dtopp/train/periodic.h"
+#include "dtopp/train/run.h"
 
 namespace dtopp::eval {
 

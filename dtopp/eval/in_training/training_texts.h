@@ -2,7 +2,7 @@
 #pragma once
 
 #include "dtopp/base/console_log.h"
-#include "dtopp/train/periodic.h"
+#include "dtopp/train/run.h"
 
 namespace dtopp::eval {
 

@@ -1,0 +1,109 @@
+// Starts a run: its first parameters, the checks of all ranks, and a checkpoint to continue from.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtopp/base/console_log.h"
+#include "dtopp/checkpoint/checkpoint.h"
+#include "dtopp/config/run_config.h"
+#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/models/batch.h"
+#include "dtopp/moe/router.h"
+#include "dtopp/ops/core/torch.h"
+#include "dtopp/parameters/parameters.h"
+#include "dtopp/runs/run_directory.h"
+#include "dtopp/train/trainer.h"
+
+namespace dtopp::train {
+
+// Fills the parameters of a new run from the checkpoint of another one (training.initialize_from).
+//
+// Each tensor is the checkpoint's, with three exceptions:
+//
+// - theta begins at 1 if the checkpoint's routing.normalization is fixed. P and the gates of the same experts
+//   then stay as they are.
+// - The router of a dense checkpoint's copy is random, with theta at 1.
+// - Its experts are copies of the dense FFN. If that has m times ffn_hidden_size, experts m c to m c + m - 1
+//   are the m slices of copy c, with W_down times m and equal rows in the router.
+//
+// The state of routing.expert_normalization is the checkpoint's, too, if both runs have one: the router's
+// parameters fit these means alone. Other state of the router begins anew.
+//
+// With gates that sum to 1, a token that uses whole copies then gets the output of the dense FFN.
+// training.upcycle_noise adds noise to the copies.
+//
+// Source:        sparse upcycling (arXiv 2212.05055); slices with equal rows (arXiv 2410.07524)
+
+class InitialParameters {
+ public:
+  // `checkpoint` and `here`, the new run's configuration, must outlive this object.
+  InitialParameters(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& here)
+      : checkpoint_(checkpoint), there_(checkpoint.config()), here_(here) {}
+
+  // Throws UsageError with the first tensor that the checkpoint lacks or has with another shape.
+  void require_fit(const std::vector<parameters::ParameterSpec>& specs) const;
+  // Fills an f32 tensor of the spec's shape.
+  void fill(const parameters::ParameterSpec& spec, at::Tensor& whole) const;
+  void fill(moe::Router& router) const;
+
+  // The configuration of the checkpoint's run.
+  const config::RunConfig& there() const { return there_; }
+
+ private:
+  struct Stored;
+  Stored stored(const parameters::ParameterSpec& spec) const;
+  bool is_new(const parameters::ParameterSpec& spec) const;
+  bool is_upcycled(const parameters::ParameterSpec& spec) const;
+  int64_t slices() const;
+  void fill_experts(const parameters::ParameterSpec& spec, const at::Tensor& dense, at::Tensor& whole) const;
+
+  const checkpoint::Checkpoint& checkpoint_;
+  config::RunConfig there_;
+  const config::RunConfig& here_;
+};
+
+// Checks at the start of a run that all ranks have the same configuration, kernels and data.
+//
+// Collective: every rank, in the same order.
+
+// Throws RanksDiffer if a rank has another configuration than rank 0.
+void check_configuration(const config::RunConfig& config, distributed::Collectives& ranks);
+
+// Gives every rank rank 0's choice of fused kernels. Throws RanksDiffer if ranks compute with other kernels
+// than rank 0, on another processor or by DTOPP_MOE_KERNELS. Does nothing without parallel.reproducible.
+void agree_on_kernels(const config::RunConfig& config, const at::Device& device,
+                      distributed::Collectives& ranks);
+
+// Throws RanksDiffer if a rank has opened other data than rank 0.
+void check_data(const models::TrainingData& data, distributed::Collectives& ranks);
+
+// Determines the start of a run: its own newest checkpoint, another run's (training.initialize_from,
+// cooldown_from), or its seed.
+
+// Restores or initializes the trainer and logs the source. Returns the run's own checkpoint if it resumes
+// from one. Checkpoints of the step `before` and later ones do not count.
+//
+// Throws:        UsageError with the key and the difference, if the run's own checkpoint has another
+//                configuration, data or tokenizer; if another run's checkpoint has another model, or for a
+//                cool-down another configuration or no step left; errors of Checkpoint
+// Collective:    every rank
+std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const config::RunConfig& config,
+                                                     const ConsoleLog& log, int64_t before = runs::kAnyStep);
+
+// Finds the run's newest_checkpoint on rank 0 and opens it on all ranks.
+//
+// Ranks that read the same files as rank 0 each verify a part of them. A rank with separate copies verifies
+// all of its own.
+//
+// Throws:        errors of the search on rank 0; CheckpointError if the run has lost its checkpoints; errors
+//                of Checkpoint if a copy is damaged; RanksDiffer if a copy is of another checkpoint
+// Collective:    every rank
+std::optional<checkpoint::Checkpoint> checkpoint_to_resume(const std::filesystem::path& run,
+                                                           distributed::Collectives& ranks,
+                                                           const ConsoleLog& log,
+                                                           int64_t before = runs::kAnyStep);
+
+}  // namespace dtopp::train

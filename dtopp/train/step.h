@@ -1,0 +1,203 @@
+// The numbers of an optimizer step: measured by each rank, all-reduced, and decided on.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "dtopp/config/run_config.h"
+#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/moe/activation_statistics.h"
+#include "dtopp/ops/core/host_copy.h"
+#include "dtopp/ops/core/named_tensors.h"
+
+namespace dtopp::train {
+
+// Gathers the numbers of an optimizer step, over its micro-batches on all ranks, by name.
+//
+// All decisions about a step and all reports of it use these numbers only. Every rank holds
+// the same numbers, so all ranks decide alike. Example with 2 micro-batches, one loss term and 3 chunks:
+//
+// field             local, on each rank       all-reduced sum           Reduce         result
+// losses            [2, 2], other rows zero   [2, 2]                    kSumRows       [2]
+// grad_squares      [3], other chunks zero    [3]                       kSumRows       []
+// overflowed        []                        []                        kSum           []
+// max_assignments   [L]                       [ranks, L]: a row per     kMaxOverRanks  [L]
+//                                             rank, made by reduce()
+
+// How a field's values on the ranks become one: their sum, that sum over the first dimension, or the maximum.
+enum class Reduce { kSum, kSumRows, kMaxOverRanks };
+
+struct StepField {
+  std::string name;
+  std::vector<int64_t> shape;  // on one rank
+  Reduce reduce = Reduce::kSum;
+};
+
+// The fields of a step, the same on every rank. Their order is that of the all-reduced vector.
+using StepSchema = std::vector<StepField>;
+
+// Named numbers, f64. Whole numbers are exact below 2^53.
+class StepNumbers {
+ public:
+  // One all-reduce of all fields, on the device of `options`. A field that `local` lacks is zero, as on a
+  // rank without micro-batches. Throws std::invalid_argument if a field's size differs from the schema.
+  // Collective.
+  static StepNumbers reduce(const StepSchema& schema, const ops::NamedTensors& local,
+                            const at::TensorOptions& options, distributed::Collectives& ranks);
+
+  // Adds numbers that are the same on every rank.
+  void add(std::string name, const at::Tensor& value);
+  bool has(std::string_view name) const;
+  const ops::NamedTensors& all() const { return values_; }
+  // Throws std::invalid_argument if no number has this name.
+  const at::Tensor& operator[](std::string_view name) const {
+    return ops::find_tensor(values_, name, "StepNumbers");
+  }
+  // Removes the number. It is then not copied to the host.
+  at::Tensor take(std::string_view name);
+  double number(std::string_view name) const { return (*this)[name].item<double>(); }
+  // Requires numbers on the host (Copy::get).
+  std::vector<double> list(std::string_view name) const;
+
+  // Copies all numbers to the host without blocking.
+  class Copy {
+   public:
+    Copy() = default;
+    explicit Copy(const StepNumbers& numbers);
+    // Waits for the copy.
+    StepNumbers get() const;
+
+   private:
+    std::vector<StepField> fields_;
+    ops::HostCopy copy_;  // one copy for all fields: the fixed cost of a copy exceeds its transfer time
+  };
+
+ private:
+  ops::NamedTensors values_;
+};
+
+// Adds up the results of a rank's forward and backward passes in one step.
+
+// The properties of a step that the host knows before its numbers arrive, the same on every rank.
+struct StepShape {
+  std::vector<std::string> loss_names;
+  int64_t micro_batches = 0, tokens = 0;  // of all ranks
+  int64_t chunks = 0;                     // gradient norms (distributed/sharding/shard_layout.h)
+  int64_t routed_layers = 0, num_experts = 0;
+  std::vector<int64_t> statistics_shape = {0}, logit_sums_shape = {0};  // of the router (moe/router.h)
+
+  StepSchema schema() const;
+};
+
+// The tensors are on the rank's device.
+struct StepSums {
+  // Per micro-batch: its index in the step, and f64 [1 + terms] with the total first.
+  std::vector<std::pair<int64_t, at::Tensor>> losses;
+  // int64: the largest number of token-expert pairs in a micro-batch, per layer; [0] for a dense model.
+  at::Tensor max_assignments_L;
+  moe::ActivationStatistics activations;
+  // int64, of the router; undefined before the first, and if the router needs none.
+  at::Tensor statistics, logit_sums;
+  double data_seconds = 0;  // time spent waiting for data
+  bool stop_requested = false;
+
+  // Adds the losses of a micro-batch. total and terms: f32 [], detached.
+  void add_losses(int64_t micro_batch, const at::Tensor& total, const ops::NamedTensors& terms);
+  // Each may be undefined: none.
+  void add_statistics(const at::Tensor& of_micro_batch, const at::Tensor& logit_sums_of_micro_batch);
+
+  // The fields of StepShape::schema(). squared_norms: of the gradients, f64 [chunks]; each is 0 on all ranks
+  // but one. overflowed: bool [], see StepResult.
+  ops::NamedTensors fields(const StepShape& shape, const at::Tensor& squared_norms,
+                           const at::Tensor& overflowed) const;
+};
+
+// Reports an optimizer step, and copies its numbers to the host without blocking.
+//
+// A step leaves its numbers on the device and starts one copy of them. The host reads the copy later, while
+// the device computes the next step:
+//
+// host    issue 1 | issue 2 | read 1 | issue 3 | read 2 | issue 4 | …
+// device          |---- step 1 ----|---- step 2 ----|---- step 3 ----| …
+
+struct StepResult {
+  int64_t step = 0;                                    // counts from 1
+  int64_t tokens = 0;                                  // trained on so far, including this step
+  int64_t assignments = 0;                             // token-expert pairs so far, in all layers
+  int64_t sample_position = 0;                         // index of the next sample in the global order
+  double loss = 0;                                     // total, weighted
+  std::vector<std::pair<std::string, double>> losses;  // unweighted, one per term
+  double grad_norm = 0;                                // before clipping
+  double lr = 0;
+  bool skipped = false;           // not finite: only the position has changed
+  int64_t skipped_steps = 0;      // so far, including this step
+  int64_t consecutive_skips = 0;  // of these, the last ones in a row
+  // Router::metrics of the step: "threshold", the p used, …; one value per routed layer, or one for all.
+  std::vector<std::pair<std::string, std::vector<double>>> router;
+  bool may_select_none = false;  // whether a token may have no expert
+  std::vector<double> scales;    // theta used, per routed layer; empty unless dynamic
+  moe::ActivationStatistics activations;
+  std::vector<int64_t> max_assignments_L;  // most token-expert pairs in a micro-batch, per routed layer
+  bool overflowed = false;                 // this step or one before it exceeded its capacity
+  bool stop_requested = false;             // on any rank, during the step
+  double seconds = 0;                      // of the whole step
+  double data_seconds = 0;                 // of these, waiting for data
+
+  // The unweighted loss with this name. Throws std::invalid_argument if there is none.
+  double loss_named(std::string_view name) const;
+  // The router's values with this name; null if there are none.
+  const std::vector<double>* router_values(std::string_view name) const;
+};
+
+// Begins the names of Router::metrics() among the numbers of a step.
+inline constexpr char kRouterMetric[] = "router/";
+
+// A step whose numbers are on their way to the host.
+class StepInFlight {
+ public:
+  // `known` holds the values that the host knows when the step is issued. `numbers` are those of the schema
+  // and "applied", "scale" and the router's metrics. begun and issued: seconds of a steady clock.
+  StepInFlight(StepResult known, StepShape shape, const StepNumbers& numbers, double begun, double issued)
+      : known_(std::move(known)), shape_(std::move(shape)), copy_(numbers), begun_(begun), issued_(issued) {}
+
+  double begun() const { return begun_; }
+  // How long the host took to issue the step.
+  double issue_seconds() const { return issued_ - begun_; }
+
+  // Waits for the copy and returns the step's result.
+  StepResult read() const;
+
+ private:
+  StepResult known_;
+  StepShape shape_;
+  StepNumbers::Copy copy_;
+  double begun_, issued_;
+};
+
+// Makes every decision about a step from the step's numbers alone, which are the same on all ranks.
+
+// Whether the step is abandoned before its numbers are complete. With several ranks it never is: the other
+// ranks wait for it, so it is finished, and its numbers report the request to stop.
+inline bool is_abandoned(const StepSums& sums, int64_t ranks) { return sums.stop_requested && ranks == 1; }
+
+// Tensors on the step's device; the host does not wait for them.
+struct StepDecision {
+  at::Tensor applied;  // bool []: update parameters and controller; if false, only the position advances
+  at::Tensor divisor;  // f32 []: the gradients are divided by it
+};
+
+// Applies the step if loss, gradients and the squares of the gradients are finite and no capacity was
+// exceeded. Clips the gradients' norm to optimizer.grad_clip.
+StepDecision decide(const StepNumbers& numbers, const config::OptimizerConfig& config);
+
+// Whether this step and all later ones must run again from the state before it. Requires the step's numbers.
+inline bool must_run_again(const StepResult& result) { return result.overflowed; }
+
+// Whether the run ends because too many steps in a row were not finite.
+inline bool gives_up(const StepResult& result, const config::TrainingConfig& config) {
+  return result.skipped && result.consecutive_skips > config.max_skips;
+}
+
+}  // namespace dtopp::train
