@@ -24,6 +24,8 @@ namespace dtopp::moe {
 
 class ExpertBias {
  public:
+  static constexpr int64_t kBins = 1024;  // of an expert's histogram; values in a bin are interpolated
+
   // Throws InvalidValue if routing.bias_rate is not positive.
   ExpertBias(const config::RunConfig& config, const at::Device& device);
 
@@ -51,8 +53,6 @@ class ExpertBias {
   ops::NamedTensors metrics() const;
 
  private:
-  static constexpr int64_t kBins = 1024;  // of an expert's histogram; values in a bin are interpolated
-
   at::Tensor quantile_LE(const StepCounts& counts, const at::Tensor& statistics_LS) const;
 
   double rate_;

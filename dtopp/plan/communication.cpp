@@ -5,6 +5,7 @@
 #include <map>
 
 #include "dtopp/distributed/sharding/bucketed_reducer.h"
+#include "dtopp/moe/expert_bias.h"
 #include "dtopp/moe/expert_normalization.h"
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/logit_histogram.h"
@@ -141,7 +142,7 @@ SentBytes plan_all_gather(const models::Model& model, const distributed::Paralle
 
 // The approximate number of values in train/step.h: losses per micro-batch, gradient norms per chunk
 // (distributed/sharding/shard_layout.h), flags, the largest number of token-expert pairs per rank and
-// layer, tokens per expert, sums of logits, and the histograms of cumulative probabilities.
+// layer, tokens per expert, sums of logits, and the histograms of cumulative probabilities and of biases.
 double count_step_numbers(const config::RunConfig& config, const models::Model& model,
                           const distributed::ParallelDims& dims) {
   constexpr int64_t kLosses = 6, kFlags = 2, kTokenSums = 2;
@@ -151,10 +152,13 @@ double count_step_numbers(const config::RunConfig& config, const models::Model& 
     chunks += distributed::ShardLayout(spec.count(), spec.num_experts(), /*index=*/0, {}).num_chunks();
   int64_t count =
       kLosses * (config.training.global_batch_size / config.training.micro_batch_size) + chunks + kFlags;
+  const bool has_bias = config.routing.method == config::RoutingMethod::kDTopPBias ||
+                        config.routing.method == config::RoutingMethod::kTopKBias;
+  const bool by_quantile = has_bias && config.routing.bias_rule == config::BiasRule::kQuantile;
   if (layers > 0 && config::has_controller(config.routing.method))
-    count += (ops::kCumulativeProbBins + (config.model.zero_experts > 0 ? 1 : 0) +
-              (config.routing.method == config::RoutingMethod::kDTopPBias ? 2 : 0)) *
-             (config.routing.scope == config::ThresholdScope::kLayer ? layers : 1);
+    count += (ops::kCumulativeProbBins + (config.model.zero_experts > 0 ? 1 : 0) + (has_bias ? 2 : 0)) *
+             (config.routing.scope == config::ThresholdScope::kLayer || by_quantile ? layers : 1);
+  if (by_quantile) count += layers * config.model.num_experts * moe::ExpertBias::kBins;
   if (layers > 0 && config.routing.method == config::RoutingMethod::kExpertThreshold)
     count += layers * config.model.num_experts * ops::kLogitBins;
   if (layers > 0)

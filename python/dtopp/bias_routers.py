@@ -109,7 +109,7 @@ class DTopPBias(DTopP):
         if input.training and self.by_quantile:
             s_TE = normalized(input.logits_TE.detach(), input.scale.detach(), input.normalization)[1]
             own = _histogram(s_TE, bias_E, chosen_TE, self.most)
-            statistics = own if self.of_threshold == 0 else torch.cat([statistics, own])
+            statistics = own if statistics is None else torch.cat([statistics, own])
         return self.route_to(input, chosen_TE)._replace(statistics=statistics)
 
     def update(self, counts: StepCounts) -> None:

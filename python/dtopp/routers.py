@@ -193,7 +193,7 @@ class DTopP(TopP):
         return curve.threshold((self.target_experts + now * self.num_experts)[None])[0], error_sum
 
 
-def expect_gate(router: Router, input: RouterInput, renormalize: bool) -> None:
+def expect_gate(router: Router, input: RouterInput, renormalize: Renormalize) -> None:
     """Raises ValueError unless the layer's normalization is none, renormalize has this value, and there are no zero
     experts."""
     if input.zero_experts > 0:
