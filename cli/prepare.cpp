@@ -24,6 +24,14 @@
 namespace dtopp::cli {
 namespace {
 
+// Reports what an earlier run of the same command has done already.
+void print_earlier_work(const std::string& output, bool was_complete, uint64_t resumed, const char* unit) {
+  if (was_complete) std::fprintf(stderr, "dtopp: %s: already complete; nothing left to do\n", output.c_str());
+  if (resumed > 0)
+    std::fprintf(stderr, "dtopp: resumed after %llu %s of an earlier run\n",
+                 static_cast<unsigned long long>(resumed), unit);
+}
+
 void print_images(const std::string& output, const data::ImageFacts& facts) {
   const auto number = [](auto value) { return static_cast<long long>(value); };
   std::printf("output   %s\n", output.c_str());
@@ -79,11 +87,7 @@ void run_prepare_images(const ImageOptions& options) {
     if (stop_requested()) preparation.stop();
   }
   bar.finish();
-  if (progress.was_complete)
-    std::fprintf(stderr, "dtopp: %s: already complete; nothing left to do\n", options.output.c_str());
-  if (progress.resumed_samples > 0)
-    std::fprintf(stderr, "dtopp: resumed after %llu images of an earlier run\n",
-                 static_cast<unsigned long long>(progress.resumed_samples));
+  print_earlier_work(options.output, progress.was_complete, progress.resumed_samples, "images");
   print_images(options.output, preparation.facts());
 }
 
@@ -176,11 +180,7 @@ void prepare_folder(const data::PrepareTextOptions& job, const data::TextEncoder
     if (stop_requested()) preparation.stop();
   }
   bar.finish();
-  if (progress.was_complete)
-    std::fprintf(stderr, "dtopp: %s: already complete; nothing left to do\n", job.output.c_str());
-  if (progress.resumed_documents > 0)
-    std::fprintf(stderr, "dtopp: resumed after %llu documents of an earlier run\n",
-                 static_cast<unsigned long long>(progress.resumed_documents));
+  print_earlier_work(job.output, progress.was_complete, progress.resumed_documents, "documents");
   std::printf("output     %s\n", job.output.c_str());
   std::printf("documents  %llu\n", static_cast<unsigned long long>(progress.documents));
   std::printf("tokens     %llu\n", static_cast<unsigned long long>(progress.tokens));

@@ -27,10 +27,8 @@ ExpertBias::ExpertBias(const config::RunConfig& config, const at::Device& device
                                  at::device(device).dtype(at::kDouble)));
 }
 
-at::Tensor ExpertBias::statistics(int64_t layer, const at::Tensor& score_TE,
-                                  const at::Tensor& selected_TE) const {
-  const auto sampled = [&](const at::Tensor& of_TE) { return of_TE.slice(0, 0, of_TE.size(0), stride_); };
-  const at::Tensor score_SE = sampled(score_TE), selected_SE = sampled(selected_TE);
+at::Tensor ExpertBias::statistics(int64_t layer, const at::Tensor& score_SE,
+                                  const at::Tensor& selected_SE) const {
   const at::Tensor sum_SE = score_SE + of_layer(layer);
   const at::Tensor infinite = at::full({}, std::numeric_limits<float>::infinity(), sum_SE.options());
   const at::Tensor lowest_in_S1 = at::where(selected_SE, sum_SE, infinite).amin({1}, /*keepdim=*/true);

@@ -11,9 +11,9 @@
 //
 //   bias_e <- the (mean(c) / tokens)-quantile of (lowest sum - score_e), minus the mean over experts
 //
-// Source:        sign: Wang et al., Auxiliary-Loss-Free Load Balancing (arXiv 2408.15664); quantile: as in
-// Kimi
-//                K3, which takes the (K + 1)-th largest sum of each token for all experts
+// Source:        sign: Wang et al., Auxiliary-Loss-Free Load Balancing (arXiv 2408.15664)
+//                quantile: Kimi K3's report, which takes the (K + 1)-th largest sum of a token for all
+//                experts
 #pragma once
 
 #include <string>
@@ -36,10 +36,12 @@ class ExpertBias {
 
   // The number of a layer's statistics that update() needs: 0 with sign.
   int64_t statistics_size() const { return by_quantile_ ? centred_LE_.size(1) * kBins : 0; }
+  // The rows of the S tokens that are in the statistics.
+  at::Tensor sampled(const at::Tensor& of_TE) const { return of_TE.slice(0, 0, std::nullopt, stride_); }
   // The statistics of a layer and micro-batch with quantile, int64 [statistics_size()].
   //
-  // Shapes:      score_TE f32, to which the bias is added; selected_TE bool
-  at::Tensor statistics(int64_t layer, const at::Tensor& score_TE, const at::Tensor& selected_TE) const;
+  // Shapes:      score_SE f32, to which the bias is added; selected_SE bool
+  at::Tensor statistics(int64_t layer, const at::Tensor& score_SE, const at::Tensor& selected_SE) const;
 
   // Moves the biases after an optimizer step. statistics_LS: whole numbers [L, statistics_size()]. Changes
   // nothing if `applied`, bool [], is false.

@@ -195,13 +195,16 @@ std::string hash_of_path(const std::filesystem::path& path) {
   }
 }
 
-}  // namespace
-
+// Returns a checksum of the training and validation data: of each folder's manifest, or of each file's bytes.
+//
+// Throws: DataError if the data are missing
 std::string data_hash_of(const config::RunConfig& config) {
   std::string hashes;
   for (const std::string& path : data_paths(config)) hashes += hash_of_path(path) + "\n";
   return hash_bytes(std::as_bytes(std::span(hashes)));
 }
+
+}  // namespace
 
 LedgerKeeper::LedgerKeeper(const Study& study, const std::vector<StudyRun>& runs)
     : study_(study), runs_(runs) {

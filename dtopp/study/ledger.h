@@ -66,11 +66,6 @@ class Ledger {
 
 // Keeps the ledger of a study up to date: takes finished runs from it, and adds those that finish.
 
-// Returns a checksum of the training and validation data: of each folder's manifest, or of each file's bytes.
-//
-// Throws: DataError if the data are missing
-std::string data_hash_of(const config::RunConfig& config);
-
 // Returns facts about the machine that trained a run ("device", "cpu", "version").
 using DescribeMachine = std::map<std::string, std::string> (*)(const config::RunConfig& config);
 

@@ -15,6 +15,43 @@
 namespace dtopp::study {
 namespace {
 
+constexpr double kLeastShownP = 0.001;
+
+using Line = std::vector<std::string>;
+
+std::string joined(const Line& line, const std::string& separator,
+                   std::string (*escape)(const std::string&)) {
+  std::string text;
+  for (size_t i = 0; i < line.size(); ++i) text += (i > 0 ? separator : "") + escape(line[i]);
+  return text;
+}
+
+std::string one_line(std::string text) {
+  std::ranges::replace_if(
+      text, [](char c) { return c == '\n' || c == '\r'; }, ' ');
+  return text;
+}
+
+std::string escape_markdown(const std::string& text) {
+  std::string out;
+  for (const char c : one_line(text)) {
+    if (std::string_view("\\|`*_<>[]").find(c) != std::string_view::npos) out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+// Returns a p-value with three decimals, "< 0.001" below them, or nothing without a value.
+std::string p_text(const std::optional<double>& p) {
+  if (!p) return "";
+  return *p < kLeastShownP ? "< 0.001" : format("%.3f", *p);
+}
+
+// Returns the cells, escaped, with " | " between them.
+std::string markdown_cells(const std::vector<std::string>& cells) {
+  return joined(cells, " | ", escape_markdown);
+}
+
 constexpr double kLevel = 0.05;
 
 // The values of one measure by variant and seed.
@@ -313,10 +350,6 @@ StudyResults ResultsReader::read(const std::vector<RunRecord>& records,
 
 namespace {
 
-constexpr double kLeastShownP = 0.001;
-
-using Line = std::vector<std::string>;
-
 std::string exact(const std::optional<double>& value) {
   if (!value) return "";
   std::array<char, 32> buffer{};
@@ -369,28 +402,6 @@ std::vector<Line> text_lines(const Study& study, const std::vector<TableRow>& ro
   return lines;
 }
 
-std::string joined(const Line& line, const std::string& separator,
-                   std::string (*escape)(const std::string&)) {
-  std::string text;
-  for (size_t i = 0; i < line.size(); ++i) text += (i > 0 ? separator : "") + escape(line[i]);
-  return text;
-}
-
-std::string one_line(std::string text) {
-  std::ranges::replace_if(
-      text, [](char c) { return c == '\n' || c == '\r'; }, ' ');
-  return text;
-}
-
-std::string escape_markdown(const std::string& text) {
-  std::string out;
-  for (const char c : one_line(text)) {
-    if (std::string_view("\\|`*_<>[]").find(c) != std::string_view::npos) out += '\\';
-    out += c;
-  }
-  return out;
-}
-
 std::string escape_csv(const std::string& text) {
   if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
   std::string out = "\"";
@@ -425,15 +436,6 @@ std::string escape_latex(const std::string& text) {
 }
 
 }  // namespace
-
-std::string p_text(const std::optional<double>& p) {
-  if (!p) return "";
-  return *p < kLeastShownP ? "< 0.001" : format("%.3f", *p);
-}
-
-std::string markdown_cells(const std::vector<std::string>& cells) {
-  return joined(cells, " | ", escape_markdown);
-}
 
 std::string with_half_width(const std::optional<double>& mean, const std::optional<double>& half_width,
                             bool with_sign) {

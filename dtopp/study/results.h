@@ -110,12 +110,6 @@ std::string latex_table(const Study& study, const std::vector<TableRow>& rows);
 std::string with_half_width(const std::optional<double>& mean, const std::optional<double>& half_width,
                             bool with_sign = false);
 
-// Returns a p-value with three decimals, "< 0.001" below them, or nothing without a value.
-std::string p_text(const std::optional<double>& p);
-
-// Returns the cells, escaped, with " | " between them.
-std::string markdown_cells(const std::vector<std::string>& cells);
-
 // Writes the results of a study to study.json, table.md, table.csv and table.tex.
 
 // Returns study.json:

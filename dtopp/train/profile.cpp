@@ -156,23 +156,18 @@ constexpr auto kCosts = std::to_array<Row>({
     {"aten::_fused_adamw_", adamw},
 });
 
+// Operators that move data. They count only in sums of gradients and updates.
 constexpr auto kMoves = std::to_array<Row>({
     {"aten::copy_", copy},
     {"aten::add_", add_in_place},
     {"aten::lerp_", add_in_place},
 });
 
-CostFunction find(const auto& rows, std::string_view name) {
+// Returns the cost of an operator as a function of its inputs; null: none.
+CostFunction cost_in(const auto& rows, std::string_view name) {
   const auto row = std::ranges::find(rows, name, &Row::first);
   return row == rows.end() ? nullptr : row->second;
 }
-
-}  // namespace
-
-CostFunction cost_of(std::string_view name) { return find(kCosts, name); }
-CostFunction cost_of_move(std::string_view name) { return find(kMoves, name); }
-
-namespace {
 
 constexpr auto kLabels = std::to_array<const char*>(
     {"embedding", "norms, rotation, residuals", "attention, forward", "attention, backward", "router",
@@ -224,7 +219,7 @@ StepProfile::Names::const_pointer StepProfile::find(const at::RecordFunction& fu
       if (text.ends_with("AccumulateGrad")) name.part = StepPart::kGradientSums;
       break;
     default:
-      name = {.part = part_of_operator(text), .cost = cost_of(text), .move = cost_of_move(text)};
+      name = {.part = part_of_operator(text), .cost = cost_in(kCosts, text), .move = cost_in(kMoves, text)};
   }
   return &*names_.emplace(text, name).first;
 }

@@ -36,11 +36,6 @@ struct OperatorCost {
 };
 using CostFunction = OperatorCost (*)(c10::ArrayRef<c10::IValue> inputs);
 
-// Returns the cost of an operator as a function of its inputs; null: none.
-CostFunction cost_of(std::string_view name);
-// The same for an operator that moves data. It counts only in sums of gradients and updates.
-CostFunction cost_of_move(std::string_view name);
-
 // Measures where the time of training steps on a CPU goes, and compares it with the machine's limits.
 //
 // The parts of a step come from the scopes of RECORD_USER_SCOPE and from a few operators. A backward function
@@ -74,7 +69,7 @@ class StepProfile {
 
   // Returns the mean step as text, one line per part:
   //
-  // FLOPs and bytes      of the operators (cost_of)
+  // FLOPs and bytes      of the operators
   // limit                the greater of FLOPs and bytes, each divided by the machine's rate
   // lost                 measured minus limit, as a share of the step
   //

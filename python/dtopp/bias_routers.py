@@ -32,7 +32,7 @@ class TopKBias(Router):
 
     def __init__(self, num_experts: int, top_k: int, *, rate: float = 1e-3, rule: Rule = "sign") -> None:
         super().__init__()
-        self.top_k, self.rate = top_k, rate
+        self.top_k, self.rate, self.rule = top_k, rate, rule
         self.statistics_size = num_experts * _BINS if rule == "quantile" else 0
         self.bias_E = torch.zeros(num_experts, dtype=torch.float64, device="cpu")
 
@@ -43,16 +43,13 @@ class TopKBias(Router):
         # softmax(log sigmoid(z)) = sigmoid(z) / sum of sigmoid(z)
         routing = functional.route_selected(F.logsigmoid(input.logits_TE), input.scale, chosen_TE,
                                             normalization="none", renormalize=input.renormalize)
-        if input.training and self.statistics_size:
+        if input.training and self.rule == "quantile":
             routing = routing._replace(statistics=_histogram(score_TE, bias_E, chosen_TE, self.most))
         lse_T = input.logits_TE.logsumexp(-1)  # of z, not of log sigmoid(z)
         return routing._replace(router_z=lse_T.square().sum() / max(len(lse_T), 1))
 
     def update(self, counts: StepCounts) -> None:
-        if self.statistics_size:
-            self.move(counts, bias_E=_quantile(counts, counts.statistics, self.most))
-        else:
-            self.bias_E.add_(_move(counts, self.rate))
+        _update_bias(self, counts, counts.statistics)
 
     def metrics(self) -> dict[str, Tensor]:
         return {"bias_spread": self.bias_E.max() - self.bias_E.min()}
@@ -95,9 +92,8 @@ class DTopPBias(DTopP):
     def __init__(self, num_experts: int, target_experts: float, *args: Any, rate: float = 1e-2, rule: Rule = "sign",
                  **options: Any) -> None:
         super().__init__(num_experts, target_experts, *args, **options)
-        self.rate, self.of_threshold = rate, self.statistics_size
-        self.by_quantile = rule == "quantile"
-        self.statistics_size += num_experts * _BINS if self.by_quantile else 0
+        self.rate, self.rule, self.of_threshold = rate, rule, self.statistics_size
+        self.statistics_size += num_experts * _BINS if rule == "quantile" else 0
         self.bias_E = torch.zeros(num_experts, dtype=torch.float64, device="cpu")
 
     def select(self, input: RouterInput) -> Routing:
@@ -106,7 +102,7 @@ class DTopPBias(DTopP):
         bias_E = _centred(self.bias_E, input)
         chosen_TE = _largest(self.probs(input).detach() * bias_E.exp(), count_T1)
         statistics = of_dtop_p.statistics
-        if input.training and self.by_quantile:
+        if input.training and self.rule == "quantile":
             s_TE = normalized(input.logits_TE.detach(), input.scale.detach(), input.normalization)[1]
             own = _histogram(s_TE, bias_E, chosen_TE, self.most)
             statistics = own if statistics is None else torch.cat([statistics, own])
@@ -114,10 +110,7 @@ class DTopPBias(DTopP):
 
     def update(self, counts: StepCounts) -> None:
         super().update(counts._replace(statistics=counts.statistics[:self.of_threshold]))
-        if self.by_quantile:
-            self.move(counts, bias_E=_quantile(counts, counts.statistics[self.of_threshold:], self.most))
-        else:
-            self.bias_E.add_(_move(counts, self.rate))
+        _update_bias(self, counts, counts.statistics[self.of_threshold:])
 
     def metrics(self) -> dict[str, Tensor]:
         return super().metrics() | {"bias_spread": self.bias_E.max() - self.bias_E.min()}
@@ -127,9 +120,12 @@ def _centred(bias_E: Tensor, input: RouterInput) -> Tensor:
     return (bias_E - bias_E.mean()).to(input.logits_TE.device, input.logits_TE.dtype)
 
 
-def _move(counts: StepCounts, rate: float) -> Tensor:
+def _update_bias(router: "TopKBias | DTopPBias", counts: StepCounts, statistics: Tensor) -> None:
+    if router.rule == "quantile":
+        router.move(counts, bias_E=_quantile(counts, statistics, router.most))
+        return
     c_E = counts.tokens_per_expert_E
-    return rate * torch.sign(c_E.sum() - c_E * len(c_E)).double()
+    router.bias_E.add_(router.rate * torch.sign(c_E.sum() - c_E * len(c_E)).double())
 
 
 _BINS = 1024

@@ -43,10 +43,12 @@ class DTopPRouter final : public Router {
                                                        config().max_experts, stride_, zero_experts_);
     if (bias_) output.statistics = at::cat({output.statistics, output.mass});
     if (bias_ && bias_->statistics_size() > 0) {
-      const at::Tensor s_TE = softmax_inputs({input.layer, input.logits_TE.detach(), input.scale.detach()},
-                                             config().normalization);
+      const at::Tensor s_SE =
+          softmax_inputs({input.layer, bias_->sampled(input.logits_TE.detach()), input.scale.detach()},
+                         config().normalization);
       output.statistics =
-          at::cat({output.statistics, bias_->statistics(input.layer, s_TE, output.gates_TE.detach().ne(0))});
+          at::cat({output.statistics,
+                   bias_->statistics(input.layer, s_SE, bias_->sampled(output.gates_TE.detach()).ne(0))});
     }
     if (zero_experts_ > 0) {
       const at::Tensor zero_Z = output.tokens_per_expert_E.narrow(0, num_experts(), zero_experts_);

@@ -32,8 +32,8 @@ class TopKBiasRouter final : public Router {
         route_by(scores, config::top_k_of(config()), /*threshold=*/{}, bias_.of_layer(input.layer), "score");
     output.router_z = router_z(input.logits_TE);
     if (input.training && bias_.statistics_size() > 0)
-      output.statistics =
-          bias_.statistics(input.layer, input.logits_TE.detach().sigmoid(), output.gates_TE.detach().ne(0));
+      output.statistics = bias_.statistics(input.layer, bias_.sampled(input.logits_TE.detach()).sigmoid(),
+                                           bias_.sampled(output.gates_TE.detach()).ne(0));
     if (input.training && sequence_length_ > 0)
       output.sequence_balance = sequence_balance(scores.logits_TE, output.gates_TE.detach().ne(0));
     if (config().gate_scale != 1) output.gates_TE = output.gates_TE * config().gate_scale;
