@@ -59,7 +59,6 @@ std::string token_of(const ServeOptions& options) {
 struct Budgets {
   inference::KeptBudgets kept{};
   at::Tensor windows_BL{};  // undefined: no more are solved
-  moe::KnownCounts known{};
 };
 
 // Returns the windows on which budgets are solved; undefined if there is no text.
@@ -104,7 +103,9 @@ void solve(const inference::InferenceModel& model, const checkpoint::Checkpoint&
   print_message(format("solving the threshold of %lld experts on %lld tokens", number,
                        static_cast<long long>(budgets.windows_BL.numel())));
   const double begin = steady_seconds();
-  inference::solve_budget(model, budgets.windows_BL, experts, budgets.kept, budgets.known);
+  const moe::Routing solved =
+      inference::solve_thresholds(model, budgets.windows_BL, static_cast<double>(experts));
+  budgets.kept.thresholds[experts] = solved.router->metric("threshold");
   print_message(format("solved the threshold of %lld experts in %.1f s", number, steady_seconds() - begin));
   try {
     inference::write_budgets(checkpoint, budgets.kept);

@@ -33,8 +33,7 @@ void require_target(const config::RunConfig& config, double target, const std::s
                      std::to_string(experts) + " experts");
 }
 
-moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target,
-                              moe::KnownCounts* known) {
+moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target) {
   require_target(model.config, target);
   const at::Tensor tokens = ops::to_device(tokens_BL, model.device());
   return models::solve_thresholds(
@@ -43,7 +42,7 @@ moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tok
         end_if_stopped();
         return mean_experts(models::hidden_states(model.model, tokens, routing).routing);
       },
-      model.routing, known);
+      model.routing);
 }
 
 at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& source) {

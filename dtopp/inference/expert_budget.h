@@ -18,13 +18,12 @@ void require_target(const config::RunConfig& config, double target,
 // Returns a router with the threshold p at which tokens activate `target` experts on average.
 //
 // If routing.scope is layer, each layer gets its own p and meets the target itself. Otherwise all layers
-// share one p, and the mean over layers meets the target. `known`: as in models/solve_thresholds.h.
+// share one p, and the mean over layers meets the target.
 //
 // Shapes:     tokens_BL int64 [B, L]
 // Throws:     UsageError, as require_target; StoppedEarly within a StopScope
 // Collective: if `model.routing.ranks` is set, every rank, with the same result
-moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target,
-                              moe::KnownCounts* known = nullptr);
+moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target);
 
 // Returns the first windows of a text, int64 [B, L] with at most kSolveTokens ids, but at least one window.
 // Throws DataError if `ids` is empty; the message begins with `source`, the name of the text.

@@ -10,7 +10,6 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/json_fields.h"
-#include "dtopp/inference/expert_budget.h"
 #include "dtopp/moe/expert_bias.h"
 #include "dtopp/moe/routers/top_p.h"
 
@@ -35,14 +34,6 @@ std::string hash_of_windows(const at::Tensor& windows_BL) {
   const at::Tensor ids = windows_BL.contiguous();
   return hash_bytes(
       std::as_bytes(std::span(ids.const_data_ptr<int64_t>(), static_cast<size_t>(ids.numel()))));
-}
-
-void solve_budget(const InferenceModel& model, const at::Tensor& windows_BL, int64_t experts,
-                  KeptBudgets& budgets, moe::KnownCounts& known) {
-  for (const auto& [solved, thresholds] : budgets.thresholds)
-    if (thresholds.size() == 1) known.emplace(thresholds.front(), static_cast<double>(solved));
-  const moe::Routing solved = solve_thresholds(model, windows_BL, static_cast<double>(experts), &known);
-  budgets.thresholds[experts] = solved.router->metric("threshold");
 }
 
 std::optional<KeptBudgets> read_budgets(const checkpoint::Checkpoint& checkpoint,

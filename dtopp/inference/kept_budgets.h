@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "dtopp/inference/inference_model.h"
-#include "dtopp/moe/routers/solving.h"
 
 namespace dtopp::inference {
 
@@ -28,12 +27,6 @@ struct KeptBudgets {
 int64_t largest_budget(const config::RunConfig& config);
 
 std::string hash_of_windows(const at::Tensor& windows_BL);
-
-// Solves for one budget (solve_thresholds in expert_budget.h) and adds it. The result does not depend on the
-// budgets that were solved before; if all layers share one p, they save passes. `known` holds the mean
-// experts of earlier calls with the same model and text, and receives new ones.
-void solve_budget(const InferenceModel& model, const at::Tensor& windows_BL, int64_t experts,
-                  KeptBudgets& budgets, moe::KnownCounts& known);
 
 // Reads or writes the checkpoint's file. Reading returns nullopt if there is none, or it belongs to another
 // checkpoint; it throws DataError if the file is damaged.

@@ -9,8 +9,7 @@
 namespace dtopp::models {
 
 moe::Routing solve_thresholds(const config::RunConfig& config, const std::vector<double>& targets,
-                              const at::Device& device, MeanExperts forward, const moe::Routing& routing,
-                              moe::KnownCounts* known) {
+                              const at::Device& device, MeanExperts forward, const moe::Routing& routing) {
   const at::NoGradGuard no_grad;
   moe::Routing solved = routing;
   const at::Tensor bias_LE = moe::centred_bias_of(routing.router.get());
@@ -32,8 +31,7 @@ moe::Routing solve_thresholds(const config::RunConfig& config, const std::vector
     use(candidate);
     return moe::broadcast_number(routing.ranks, forward(solved));  // all ranks then need equally many passes
   };
-  moe::KnownCounts none;
-  use(moe::bisect_threshold(target, count, known != nullptr ? *known : none));
+  use(moe::solve_threshold(target, count));
   return solved;
 }
 

@@ -22,14 +22,13 @@ using MeanExperts = c10::function_ref<double(const moe::Routing&)>;
 //
 // `targets` are numbers of experts from 1 to all: one for all layers, or one per layer. The result reaches
 // them within a relative error of 1e-4, or as closely as p with an error of 1e-12 can. `forward` is called
-// with `routing` and changing routers. The result's router has the solved thresholds. `known` holds the means
-// of earlier calls on the same tokens, and receives new ones: it saves calls if all layers share one p.
+// with `routing` and changing routers. The result's router has the solved thresholds.
 //
 // Preconditions: the routing method has a threshold
 // Collective:    if `routing.ranks` is set, every rank, with the same result
 moe::Routing solve_thresholds(const config::RunConfig& config, const std::vector<double>& targets,
-                              const at::Device& device, MeanExperts forward, const moe::Routing& routing = {},
-                              moe::KnownCounts* known = nullptr);
+                              const at::Device& device, MeanExperts forward,
+                              const moe::Routing& routing = {});
 
 // Solves on the first held-out samples: kSolveTokens tokens, but at least one sample. Every rank reads the
 // same samples.

@@ -3,7 +3,6 @@
 // A layer's input depends on p of the layers below. One forward pass therefore solves layer after layer.
 #pragma once
 
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -14,16 +13,10 @@
 
 namespace dtopp::moe {
 
-// Known numbers of experts per token, by p.
-using KnownCounts = std::map<double, double>;
-
-// Returns the p at which bisection of the range of thresholds ends: the first midpoint at which count(p),
-// which grows with p, is within a relative error of 1e-4 of the target, or else p with an error of 1e-12.
-//
-// The result does not depend on `known`, but the number of calls does: midpoints whose side of the target
-// follows from known counts are skipped, and interpolation selects the next p. Near known counts of
-// neighboring targets about five calls suffice. New counts are added to `known`.
-double bisect_threshold(double target, c10::function_ref<double(double p)> count, KnownCounts& known);
+// Returns a p at which count(p), which grows with p, is within a relative error of 1e-4 of the target, or
+// else the p where it crosses the target, with an error of 1e-12. The result is the largest p if none reaches
+// the target, and the smallest if all exceed it. False position (Illinois rule) needs about nine calls.
+double solve_threshold(double target, c10::function_ref<double(double p)> count);
 
 // Rank 0's number on every rank, so that ranks that solve together get the same bits. Collective if `ranks`
 // is not null.
