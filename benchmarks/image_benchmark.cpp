@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "dtopp/data/image_codec/decode_picture.h"
-#include "dtopp/data/image_preparation/image_source.h"
-#include "dtopp/data/image_preparation/prepare_images.h"
+#include "dtopp/data/images/decode_picture.h"
+#include "dtopp/data/images/image_source.h"
+#include "dtopp/data/images/prepare_images.h"
 
 namespace {
 

@@ -13,7 +13,7 @@
 
 #include "dtopp/base/byte_reader.h"
 #include "dtopp/base/files.h"
-#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/data/text/tokenizer.h"
 
 int main(int argc, char** argv) {
   if (argc != 3) {

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/launch/signal_pipe.h"
+#include "dtopp/launch/child_process.h"
 
 namespace dtopp::cli {
 namespace {

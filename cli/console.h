@@ -5,7 +5,7 @@
 #include <string>
 
 #include "dtopp/base/progress.h"
-#include "dtopp/base/stop_token.h"
+#include "dtopp/base/stop.h"
 #include "dtopp/distributed/collectives/collectives.h"
 #include "dtopp/inference/watch.h"
 

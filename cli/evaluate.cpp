@@ -27,8 +27,7 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/manifest.h"
-#include "dtopp/base/path_kind.h"
-#include "dtopp/base/stop_scope.h"
+#include "dtopp/base/stop.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/distributed/collectives/collectives.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
@@ -39,7 +38,7 @@
 #include "dtopp/eval/task_run.h"
 #include "dtopp/eval/token_counts.h"
 #include "dtopp/inference/expert_budget.h"
-#include "dtopp/tasks/dump.h"
+#include "dtopp/tasks/task_requests.h"
 #include "dtopp/tasks/evaluation_files.h"
 
 namespace dtopp::cli {

@@ -22,7 +22,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/steady_seconds.h"
+#include "dtopp/base/progress.h"
 #include "dtopp/distributed/membership/failure.h"
 #include "dtopp/inference/expert_budget.h"
 #include "dtopp/inference/generator.h"

@@ -15,8 +15,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include "dtopp/base/enum_name.h"
-#include "dtopp/base/path_kind.h"
+#include "dtopp/base/format.h"
+#include "dtopp/base/files.h"
 
 namespace dtopp::cli {
 

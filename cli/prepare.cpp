@@ -16,9 +16,9 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/progress.h"
-#include "dtopp/base/stop_scope.h"
-#include "dtopp/data/image_preparation/prepare_images.h"
-#include "dtopp/data/text_preparation/prepare_text.h"
+#include "dtopp/base/stop.h"
+#include "dtopp/data/images/prepare_images.h"
+#include "dtopp/data/text/prepare_text.h"
 #include "dtopp/distributed/membership/failure.h"
 
 namespace dtopp::cli {

@@ -17,7 +17,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/stop_scope.h"
+#include "dtopp/base/stop.h"
 #include "dtopp/device/compute_device.h"
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/runs/metrics.h"

@@ -12,7 +12,7 @@
 #include "cli/console.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/json.h"
-#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/data/text/tokenizer.h"
 
 namespace dtopp::cli {
 namespace {

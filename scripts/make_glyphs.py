@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes dtopp/data/image_codec/glyphs.cpp: the printable ASCII of the public-domain X11 font misc-fixed 6x10.
+"""Writes dtopp/data/images/glyphs.cpp: the printable ASCII of the public-domain X11 font misc-fixed 6x10.
 
 Usage: .venv/bin/python scripts/make_glyphs.py FONT, with Pillow. FONT is usr/share/fonts/X11/misc/6x10.pcf.gz of Debian's
 package xfonts-base.
@@ -19,8 +19,8 @@ for code in range(32, 127):
     rows = [sum((image.getpixel((x, y)) != 0) << (5 - x) for x in range(6)) for y in range(10)]
     lines.append("    {" + ", ".join(f"0x{row:02x}" for row in rows) + "},")
 root = pathlib.Path(__file__).resolve().parent.parent
-(root / "dtopp/data/image_codec/glyphs.cpp").write_text(
+(root / "dtopp/data/images/glyphs.cpp").write_text(
     "// Made by scripts/make_glyphs.py from the public-domain X11 font misc-fixed 6x10; do not edit.\n"
-    '#include "dtopp/data/image_codec/glyphs.h"\n\nnamespace dtopp {\n\n// clang-format off\n'
+    '#include "dtopp/data/images/glyphs.h"\n\nnamespace dtopp {\n\n// clang-format off\n'
     "const uint8_t kGlyphs[kGlyphCount][kGlyphHeight] = {\n" + "\n".join(lines) +
     "\n};\n// clang-format on\n\n}  // namespace dtopp\n")

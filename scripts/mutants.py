@@ -33,23 +33,23 @@ MUTANTS = {
         "dtopp/train/run_saving.cpp", "snapshot_->get()", "trainer_.parameters().saved_shards()",
         ["test_train"], ["build/release/bin/test_train", "--gtest_filter=RunSaver.*"]),
     "manifest before data": (
-        "dtopp/base/atomic_directory.cpp",
+        "dtopp/base/durable.cpp",
         "  sync_tree(temporary_);\n  if (exists_)\n    exchange_durably(temporary_, path_);\n  else\n"
         "    rename_durably(temporary_, path_);\n",
         "  if (exists_)\n    exchange_durably(temporary_, path_);\n  else\n    rename_durably(temporary_, path_);\n"
         "  sync_tree(path_);\n",
         ["fault_shim", "checkpoint_driver"], [PYTHON, "-m", "pytest", "-q", "-x", "tests/python/train/test_faults.py"]),
     "off-by-one window": (
-        "dtopp/data/tokens/sampler.cpp", "* stride, tokens", "* stride + 1, tokens",
+        "dtopp/data/text/sampler.cpp", "* stride, tokens", "* stride + 1, tokens",
         ["test_data"], ["build/release/bin/test_data"]),
     "sum instead of mean of a choice's losses": (
-        "dtopp/tasks/answers.cpp", "loss /= static_cast<double>(log_probs[choice].size())", "loss /= 1",
+        "dtopp/tasks/task.cpp", "loss /= static_cast<double>(log_probs[choice].size())", "loss /= 1",
         ["test_tasks"], ["build/release/bin/test_tasks", "--gtest_filter=Answers.*"]),
     "the last of equal choices": (
-        "dtopp/tasks/answers.cpp", "loss >= best_loss", "loss > best_loss",
+        "dtopp/tasks/task.cpp", "loss >= best_loss", "loss > best_loss",
         ["test_tasks"], ["build/release/bin/test_tasks", "--gtest_filter=Answers.*"]),
     "an example drawn in the place of the item itself": (
-        "dtopp/tasks/exemplars.cpp", "if (value != item)", "if (value >= 0)",
+        "dtopp/tasks/prompts.cpp", "if (value != item)", "if (value >= 0)",
         ["test_tasks"], ["build/release/bin/test_tasks", "--gtest_filter=Exemplars.*"]),
     "error divided by the target instead of the number of experts": (
         "dtopp/moe/threshold_controller.cpp", "/ num_experts_;", "/ target_C_;",

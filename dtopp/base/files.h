@@ -16,6 +16,27 @@
 
 namespace dtopp {
 
+// Determines what kind of file a path names, and removes trailing slashes.
+
+enum class PathKind { kNothing, kFile, kDirectory, kOther };
+
+// The kind of file at `path`, after following links.
+//
+// std::filesystem::exists is no substitute: without permission on a parent folder, one overload throws
+// another type and the other returns false.
+//
+// Throws:        DataError with the system's reason if the kind cannot be determined
+PathKind path_kind(const std::filesystem::path& path);
+
+// Returns true if the path exists, even as a broken link. Returns false also if its status cannot be read;
+// opening it then reports the reason.
+bool is_there(const std::filesystem::path& path);
+
+// "a/" names the same directory as "a", but it has no file name, and its parent_path() is "a".
+inline std::filesystem::path without_trailing_slash(const std::filesystem::path& path) {
+  return path.has_filename() ? path : path.parent_path();
+}
+
 class Hasher;
 
 // The error of a failed system call.
@@ -162,5 +183,26 @@ class DirectoryLock {
  private:
   int descriptor_ = -1;
 };
+
+// Names unfinished files: ".tmp-<name>.<16 hexadecimal digits>", beside the final name. The digits are
+// random, so two writers never share a name, and no other process can create a file under it in advance.
+
+// A new temporary name beside `path`.
+std::filesystem::path temporary_sibling(const std::filesystem::path& path);
+
+// The path beside which temporary_sibling() made this name; another path itself. Errors name it.
+std::filesystem::path finished_sibling(const std::filesystem::path& path);
+
+// True if temporary_sibling() may have made `name` for any path, or for a path whose file name is `of`.
+bool is_temporary_name(std::string_view name);
+bool is_temporary_name_of(std::string_view of, std::string_view name);
+
+// Removes the temporary files that interrupted writes of `path` left beside it. A file stays if a writer
+// still holds its lock. Errors are ignored.
+void remove_abandoned(const std::filesystem::path& path);
+
+// Locks a temporary file for as long as its descriptor is open. Returns false if remove_abandoned() removed
+// the file between its creation and this call; the caller must then create another one.
+bool hold_temporary(int descriptor);
 
 }  // namespace dtopp

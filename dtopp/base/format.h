@@ -1,9 +1,45 @@
 // Formats numbers, durations, counts and bytes as text.
 #pragma once
 
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace dtopp {
+
+// Reads a whole number from text that another program wrote.
+
+// Returns nullopt if the text is anything but the digits of a number that fits.
+inline std::optional<int64_t> whole_number(std::string_view text) {
+  int64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end || text.front() == '-') return std::nullopt;
+  return value;
+}
+
+// Converts enumerations to the names that users write in configurations, and back. Each enumeration declares
+// its names next to itself:
+//
+//   constexpr auto enum_names(Enum) -> std::array<std::pair<Enum, std::string_view>, n>
+
+template <class Enum>
+std::string enum_name(Enum value) {
+  for (const auto& [candidate, name] : enum_names(value))
+    if (candidate == value) return std::string(name);
+  throw std::invalid_argument("an enumeration has a value without a name");
+}
+
+// nullopt if no value has that name.
+template <class Enum>
+std::optional<Enum> enum_named(std::string_view text) {
+  for (const auto& [value, name] : enum_names(Enum{}))
+    if (text == name) return value;
+  return std::nullopt;
+}
 
 // Returns the text that printf would print.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);

@@ -8,7 +8,6 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/json_fields.h"
 
 namespace dtopp {
 namespace {

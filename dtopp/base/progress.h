@@ -4,10 +4,17 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <utility>
 
 namespace dtopp {
+
+// Returns the time of a steady clock in seconds, for measuring durations.
+
+inline double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // One line with `done` of `total`, the rate and the remaining time. A `total` of 0 means unknown. `start` was
 // done before the clock began; the rate does not count it. Example:
@@ -73,6 +80,33 @@ class ProgressBar {
   Clock::time_point next_draw_;
   bool drawn_ = false;
   bool finished_ = false;
+};
+
+// Prints the lines of a run, or nothing on ranks that are to be silent.
+
+// Copies print to the same console.
+class ConsoleLog {
+ public:
+  ConsoleLog() = default;  // prints nothing
+  explicit ConsoleLog(std::FILE* out) : out_(out), status_(std::make_shared<StatusLine>(out)) {}
+
+  void line(const std::string& text) const {
+    if (out_ == nullptr) return;
+    status_->clear();
+    std::fprintf(out_, "%s\n", text.c_str());
+  }
+  void message(const std::string& text) const { line("dtopp: " + text); }
+  void warning(const std::string& text) const { message("warning: " + text); }
+
+  bool on_terminal() const { return out_ != nullptr && status_->on_terminal(); }
+  // A line that the next one replaces on a terminal.
+  void status(const std::string& text) const {
+    if (out_ != nullptr) status_->draw(text);
+  }
+
+ private:
+  std::FILE* out_ = nullptr;
+  std::shared_ptr<StatusLine> status_;
 };
 
 }  // namespace dtopp

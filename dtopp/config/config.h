@@ -20,10 +20,9 @@
 #include <utility>
 #include <vector>
 
-#include "dtopp/base/enum_name.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/config/config_tree.h"
-#include "dtopp/config/section_of.h"
 
 namespace dtopp::config {
 

@@ -5,7 +5,6 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/base/path_kind.h"
 #include "dtopp/config/config.h"
 
 namespace dtopp::config {

@@ -6,15 +6,22 @@
 // Throws:        UsageError, one line with the location; DataError if the system cannot read a file
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace dtopp::config {
+
+// SectionOf<T, Section>: T is Section or const Section. Its visit_fields takes both, to read and to print.
+
+template <class T, class Section>
+concept SectionOf = std::same_as<std::remove_const_t<T>, Section>;
 
 struct ConfigNode {
   enum class Kind { kNull, kScalar, kList, kMapping };

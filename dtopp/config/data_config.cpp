@@ -6,7 +6,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "dtopp/base/path_kind.h"
+#include "dtopp/base/files.h"
 #include "dtopp/config/config.h"
 
 namespace dtopp::config {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtopp/config/section_of.h"
+#include "dtopp/config/config_tree.h"
 
 namespace dtopp::config {
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "dtopp/base/enum_name.h"
+#include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
 #include "dtopp/config/model_config.h"
 #include "dtopp/config/value_bounds.h"

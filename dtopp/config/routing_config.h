@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "dtopp/config/config_tree.h"
-#include "dtopp/config/section_of.h"
 
 namespace dtopp::config {
 

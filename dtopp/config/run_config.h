@@ -13,7 +13,7 @@
 #include "dtopp/config/model_config.h"
 #include "dtopp/config/optimizer_config.h"
 #include "dtopp/config/routing_config.h"
-#include "dtopp/config/section_of.h"
+#include "dtopp/config/config_tree.h"
 
 namespace dtopp::config {
 

@@ -6,7 +6,6 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/base/path_kind.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/convert/gguf.h"
 #include "dtopp/convert/gguf_tokenizer.h"

@@ -4,12 +4,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/enum_name.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/path_kind.h"
-#include "dtopp/checkpoint/checkpoint_layout.h"
 #include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/config/config.h"
 #include "dtopp/config/run_config.h"
@@ -17,7 +15,7 @@
 #include "dtopp/convert/huggingface_router.h"
 #include "dtopp/convert/huggingface_tensors.h"
 #include "dtopp/convert/python_code.h"
-#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/data/text/tokenizer.h"
 #include "dtopp/models/language_model/parameters.h"
 #include "dtopp/moe/router_state.h"
 

@@ -9,8 +9,7 @@
 #include "dtopp/base/json.h"
 #include "dtopp/convert/fill_folder.h"
 #include "dtopp/convert/python_code.h"
-#include "dtopp/tasks/answers.h"
-#include "dtopp/tasks/exemplars.h"
+#include "dtopp/tasks/task.h"
 #include "dtopp/tasks/prompts.h"
 
 namespace dtopp::convert {

@@ -1,9 +1,8 @@
 #include "dtopp/convert/fill_folder.h"
 
-#include "dtopp/base/atomic_directory.h"
+#include "dtopp/base/durable.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/base/path_kind.h"
 
 namespace dtopp::convert {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dtopp/base/files.h"
-#include "dtopp/base/safetensors/safetensors_writer.h"
+#include "dtopp/base/safetensors.h"
 
 namespace dtopp::convert {
 

@@ -7,7 +7,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
-#include "dtopp/data/tokenizer/tokenizer_json.h"
+#include "dtopp/data/text/tokenizer_json.h"
 
 namespace dtopp::convert {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "dtopp/convert/gguf.h"
-#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/data/text/tokenizer.h"
 
 namespace dtopp::convert {
 

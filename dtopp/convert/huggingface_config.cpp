@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/enum_name.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/json.h"
 

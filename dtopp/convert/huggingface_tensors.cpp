@@ -8,8 +8,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/float_type.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/path_kind.h"
-#include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/base/files.h"
 #include "dtopp/checkpoint/tensor_files.h"
 
 namespace dtopp::convert {

@@ -17,8 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/base/safetensors/safetensors_file.h"
-#include "dtopp/base/safetensors/safetensors_writer.h"
+#include "dtopp/base/safetensors.h"
 #include "dtopp/convert/huggingface_family.h"
 #include "dtopp/parameters/parameters.h"
 

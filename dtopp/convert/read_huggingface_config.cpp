@@ -1,9 +1,9 @@
 #include <algorithm>
 
-#include "dtopp/base/enum_name.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/base/json_fields.h"
+#include "dtopp/base/json.h"
 #include "dtopp/config/value_bounds.h"
 #include "dtopp/convert/huggingface_config.h"
 

@@ -4,7 +4,7 @@
 
 #include <ATen/Context.h>
 
-#include "dtopp/base/steady_seconds.h"
+#include "dtopp/base/progress.h"
 #include "dtopp/ops/gemm/linear.h"
 
 namespace dtopp::device {

@@ -1,9 +1,9 @@
 #include <algorithm>
 
-#include "dtopp/base/enum_name.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/base/safetensors/safetensors_writer.h"
+#include "dtopp/base/safetensors.h"
 #include "dtopp/config/config.h"
 #include "dtopp/eval/evaluation.h"
 #include "dtopp/models/diffusion_transformer/objective.h"

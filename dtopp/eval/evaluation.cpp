@@ -6,7 +6,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
-#include "dtopp/data/images/image_layout_json.h"
+#include "dtopp/data/images/image_data.h"
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/models/solve_thresholds.h"
 

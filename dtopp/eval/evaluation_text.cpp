@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/base/path_kind.h"
+#include "dtopp/base/files.h"
 #include "dtopp/config/data_config.h"
-#include "dtopp/data/text_preparation/encode_file.h"
+#include "dtopp/data/text/prepare_text.h"
 #include "dtopp/inference/expert_budget.h"
 
 namespace dtopp::eval {

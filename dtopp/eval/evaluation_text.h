@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "dtopp/data/tokenizer/tokenizer.h"
-#include "dtopp/data/tokens/token_file.h"
+#include "dtopp/data/text/tokenizer.h"
+#include "dtopp/data/text/token_file.h"
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp::eval {

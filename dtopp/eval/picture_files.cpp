@@ -4,13 +4,12 @@
 #include <cmath>
 #include <span>
 
-#include "dtopp/base/atomic_directory.h"
+#include "dtopp/base/durable.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
-#include "dtopp/base/path_kind.h"
-#include "dtopp/data/files/npz_writer.h"
-#include "dtopp/data/image_codec/encode_png.h"
+#include "dtopp/data/files/npy.h"
+#include "dtopp/data/images/picture.h"
 
 namespace dtopp::eval {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <filesystem>
 
-#include "dtopp/data/image_codec/picture_grid.h"
+#include "dtopp/data/images/picture_grid.h"
 #include "dtopp/inference/diffusion/picture_sampling.h"
 
 namespace dtopp::eval {

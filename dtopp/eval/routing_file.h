@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <vector>
 
-#include "dtopp/base/safetensors/safetensors_file.h"
+#include "dtopp/base/safetensors.h"
 #include "dtopp/eval/perplexity.h"
 
 namespace dtopp::eval {

@@ -5,10 +5,10 @@
 #include <optional>
 #include <vector>
 
-#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/data/text/tokenizer.h"
 #include "dtopp/inference/inference_model.h"
 #include "dtopp/inference/shared_batches.h"
-#include "dtopp/tasks/answers.h"
+#include "dtopp/tasks/task.h"
 #include "dtopp/tasks/results.h"
 #include "dtopp/tasks/task_requests.h"
 

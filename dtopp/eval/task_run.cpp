@@ -9,7 +9,7 @@
 #include "dtopp/device/device.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/eval/scoring.h"
-#include "dtopp/tasks/dump.h"
+#include "dtopp/tasks/task_requests.h"
 
 namespace dtopp::eval {
 namespace {

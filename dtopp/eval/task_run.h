@@ -12,7 +12,6 @@
 #include "dtopp/distributed/collectives/collectives.h"
 #include "dtopp/inference/inference_model.h"
 #include "dtopp/inference/watch.h"
-#include "dtopp/tasks/kept_results.h"
 #include "dtopp/tasks/results.h"
 #include "dtopp/tasks/task_requests.h"
 

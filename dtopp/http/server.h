@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtopp/base/stop_token.h"
+#include "dtopp/base/stop.h"
 
 namespace dtopp::http {
 

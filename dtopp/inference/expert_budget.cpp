@@ -4,7 +4,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
-#include "dtopp/base/stop_scope.h"
+#include "dtopp/base/stop.h"
 #include "dtopp/models/solve_thresholds.h"
 #include "dtopp/ops/core/host_copy.h"
 

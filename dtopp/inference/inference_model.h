@@ -6,7 +6,7 @@
 
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
-#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/data/text/tokenizer.h"
 #include "dtopp/models/language_model/language_model.h"
 
 namespace dtopp::inference {

@@ -9,7 +9,6 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/json_fields.h"
 #include "dtopp/moe/expert_bias.h"
 #include "dtopp/moe/routers/top_p.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/data/text/tokenizer.h"
 
 namespace dtopp::inference {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/data/text/tokenizer.h"
 #include "dtopp/inference/generator.h"
 
 namespace dtopp::inference {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "dtopp/base/stop_token.h"
+#include "dtopp/base/stop.h"
 
 namespace dtopp::inference {
 

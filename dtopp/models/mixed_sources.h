@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dtopp/config/run_config.h"
-#include "dtopp/data/tokens/mixture.h"
+#include "dtopp/data/text/mixture.h"
 
 namespace dtopp::models {
 

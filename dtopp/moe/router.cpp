@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "dtopp/base/enum_name.h"
+#include "dtopp/base/format.h"
 #include "dtopp/moe/token_sampling.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/route/route_selected.h"

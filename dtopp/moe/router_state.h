@@ -5,8 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "dtopp/base/safetensors/safetensors_file.h"
-#include "dtopp/base/safetensors/safetensors_writer.h"
+#include "dtopp/base/safetensors.h"
 #include "dtopp/moe/router.h"
 
 namespace dtopp::moe {

@@ -1,7 +1,7 @@
 // Reads and writes the store's tensors in checkpoints.
 #include <algorithm>
 
-#include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/distributed/sharding/shards.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/optim/parameter_store.h"

@@ -1,7 +1,6 @@
 // Derives advice from plans: the largest micro-batch that fits, and remedies for a lack of memory.
 #include <algorithm>
 
-#include "dtopp/base/enum_name.h"
 #include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
 #include "dtopp/plan/plan.h"

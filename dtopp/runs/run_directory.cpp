@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "dtopp/base/atomic_directory.h"
+#include "dtopp/base/durable.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
-#include "dtopp/base/json_fields.h"
+#include "dtopp/base/json.h"
 #include "dtopp/base/manifest.h"
-#include "dtopp/base/path_kind.h"
-#include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/runs/metrics.h"
 
 namespace dtopp::runs {

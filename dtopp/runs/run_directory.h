@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "dtopp/base/console_log.h"
+#include "dtopp/base/progress.h"
 #include "dtopp/base/files.h"
 #include "dtopp/checkpoint/checkpoint.h"
 

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/json.h"
-#include "dtopp/base/steady_seconds.h"
+#include "dtopp/base/progress.h"
 
 namespace dtopp::serve {
 namespace {

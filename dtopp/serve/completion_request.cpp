@@ -9,7 +9,6 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/json_fields.h"
 #include "dtopp/config/config.h"
 
 namespace dtopp::serve {

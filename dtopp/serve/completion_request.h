@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/data/text/tokenizer.h"
 #include "dtopp/inference/sequence_input.h"
 #include "dtopp/serve/api_error.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "dtopp/base/stop_token.h"
+#include "dtopp/base/stop.h"
 #include "dtopp/http/server.h"
 #include "dtopp/inference/scheduler.h"
 #include "dtopp/serve/completion_request.h"

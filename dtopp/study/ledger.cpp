@@ -14,7 +14,6 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/manifest.h"
-#include "dtopp/base/path_kind.h"
 
 namespace dtopp::study {
 namespace {

@@ -10,8 +10,6 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/json_fields.h"
-#include "dtopp/base/path_kind.h"
 #include "dtopp/runs/run_directory.h"
 
 namespace dtopp::study {

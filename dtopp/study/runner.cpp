@@ -15,7 +15,6 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/median.h"
-#include "dtopp/base/path_kind.h"
 #include "dtopp/runs/run_history.h"
 #include "dtopp/study/results.h"
 

@@ -12,7 +12,6 @@
 
 #include "dtopp/base/progress.h"
 #include "dtopp/launch/child_process.h"
-#include "dtopp/launch/signal_pipe.h"
 #include "dtopp/study/definition.h"
 #include "dtopp/study/run_folder.h"
 

@@ -7,7 +7,6 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/path_kind.h"
 
 namespace dtopp::study {
 namespace {

@@ -12,7 +12,6 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/path_kind.h"
 
 namespace dtopp::tasks {
 namespace {

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <string>
 
+#include <nlohmann/json.hpp>
+
 #include "dtopp/base/errors.h"
+#include "dtopp/base/json.h"
 
 namespace dtopp::tasks {
-
 TaskRequests prepare_requests(const Task& task, const std::filesystem::path& directory,
                               const data::Tokenizer& tokenizer, int64_t limit) {
   TaskRequests prepared{.task = task, .data_sets = load_task(task, directory), .requests = {}};
@@ -57,6 +59,35 @@ std::vector<LongTask> take_out_long_tasks(std::vector<TaskRequests>& tasks, std:
                                [&](const LongTask& task) { return task.task.name == requests.task.name; });
   });
   return left_out;
+}
+
+std::string dump_line(const Task& task, const DataSet& data, const Request& request, const Scores* scores,
+                      const Answer* answer) {
+  nlohmann::ordered_json line = {{"task", task.name}, {"category", nullptr}, {"index", request.index}};
+  if (task.by_category) line["category"] = data.category;
+  line["contexts"] = request.contexts;
+  line["continuations"] = request.continuations;
+  if (scores != nullptr && answer != nullptr) {
+    line["log_probs"] = scores->log_probs;
+    line["greedy"] = scores->greedy;
+    if (task.type == TaskType::kGeneration) {
+      line["generated"] = scores->generated;
+      line["prediction"] = answer->text;
+    } else {
+      line["prediction"] = answer->choice;
+    }
+    line["correct"] = answer->correct;
+  }
+  return dump_json(line);
+}
+
+void write_prompts(OutputFile& file, std::span<const TaskRequests> tasks) {
+  for (const TaskRequests& requests : tasks) {
+    for (size_t i = 0; i < requests.data_sets.size(); ++i) {
+      for (const Request& request : requests.requests[i])
+        file.write(dump_line(requests.task, requests.data_sets[i], request, nullptr, nullptr) + "\n");
+    }
+  }
 }
 
 }  // namespace dtopp::tasks

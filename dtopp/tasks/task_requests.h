@@ -4,13 +4,16 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "dtopp/base/files.h"
+#include "dtopp/tasks/task.h"
 #include "dtopp/tasks/prompts.h"
 
 namespace dtopp::tasks {
-
 struct TaskRequests {
   Task task;
   std::vector<DataSet> data_sets;              // complete, even if `limit` cuts the requests
@@ -46,5 +49,15 @@ struct LongTask {
 //                or if no task fits
 std::vector<LongTask> take_out_long_tasks(std::vector<TaskRequests>& tasks, std::string_view names,
                                           int64_t sequence_length);
+
+// Writes the prompts and the answers as JSON Lines, one item per line (docs/reference/scoring.md).
+
+// One line without its newline: the prompts of an item and the model's results. The pointers are null if no
+// model ran.
+std::string dump_line(const Task& task, const DataSet& data, const Request& request, const Scores* scores,
+                      const Answer* answer);
+
+// Writes the lines of all prompts, without results.
+void write_prompts(OutputFile& file, std::span<const TaskRequests> tasks);
 
 }  // namespace dtopp::tasks

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "dtopp/base/console_log.h"
-#include "dtopp/base/stop_token.h"
+#include "dtopp/base/progress.h"
+#include "dtopp/base/stop.h"
 #include "dtopp/distributed/membership/cluster.h"
 #include "dtopp/moe/budget_watch.h"
 #include "dtopp/plan/plan.h"

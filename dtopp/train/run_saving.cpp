@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "dtopp/base/format.h"
-#include "dtopp/base/steady_seconds.h"
+#include "dtopp/base/progress.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/moe/router_state.h"
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtopp/base/console_log.h"
+#include "dtopp/base/progress.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/runs/metrics.h"
 #include "dtopp/runs/run_directory.h"

@@ -13,12 +13,11 @@
 
 #include <ATen/Version.h>
 
-#include "dtopp/base/enum_name.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
-#include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/config/config.h"
 #include "dtopp/device/device.h"
 #include "dtopp/distributed/groups/rank_agreement.h"

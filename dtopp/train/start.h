@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/base/console_log.h"
+#include "dtopp/base/progress.h"
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/distributed/collectives/collectives.h"

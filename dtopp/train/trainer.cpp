@@ -8,7 +8,7 @@
 
 #include <ATen/record_function.h>
 
-#include "dtopp/base/steady_seconds.h"
+#include "dtopp/base/progress.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/distributed/sharding/tree_sum.h"
 #include "dtopp/models/held_out_sources.h"

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dtopp/base/stop_token.h"
+#include "dtopp/base/stop.h"
 #include "dtopp/distributed/groups/process_groups.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/models/batch_losses.h"

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "dtopp/base/atomic_directory.h"
+#include "dtopp/base/durable.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/hash.h"
 #include "tests/base/scratch_directory.h"

@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "dtopp/base/stop_scope.h"
+#include "dtopp/base/stop.h"
 
 namespace dtopp::hash_test {
 namespace {

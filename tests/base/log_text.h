@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/base/console_log.h"
+#include "dtopp/base/progress.h"
 
 namespace dtopp {
 

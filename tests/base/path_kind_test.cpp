@@ -1,9 +1,8 @@
-#include "dtopp/base/path_kind.h"
+#include "dtopp/base/files.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtopp/base/files.h"
 #include "tests/base/forbidden.h"
 #include "tests/base/scratch_directory.h"
 

@@ -6,7 +6,6 @@
 #include <pty.h>
 #include <unistd.h>
 
-#include "dtopp/base/console_log.h"
 #include "tests/base/scratch_directory.h"
 
 namespace dtopp {

@@ -1,4 +1,4 @@
-#include "dtopp/base/sha256.h"
+#include "dtopp/base/hash.h"
 
 #include <gtest/gtest.h>
 

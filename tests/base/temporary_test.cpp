@@ -1,4 +1,4 @@
-#include "dtopp/base/temporary.h"
+#include "dtopp/base/files.h"
 
 #include <algorithm>
 #include <fstream>
@@ -13,9 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "dtopp/base/append_file.h"
-#include "dtopp/base/atomic_directory.h"
-#include "dtopp/base/files.h"
+#include "dtopp/base/durable.h"
 #include "tests/base/scratch_directory.h"
 
 namespace dtopp::temporary_test {

@@ -1,4 +1,4 @@
-#include "dtopp/checkpoint/training_state.h"
+#include "dtopp/checkpoint/checkpoint.h"
 
 #include <limits>
 

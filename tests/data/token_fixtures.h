@@ -9,8 +9,8 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/data/text_preparation/prepare_text.h"
-#include "dtopp/data/tokens/token_file.h"
+#include "dtopp/data/text/prepare_text.h"
+#include "dtopp/data/text/token_file.h"
 
 namespace dtopp::data {
 

@@ -16,7 +16,7 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include "dtopp/base/atomic_directory.h"
+#include "dtopp/base/durable.h"
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"

@@ -2,7 +2,7 @@
 // file, parted by NUL. A tensor has the bytes of its shape.
 #include "dtopp/checkpoint/checkpoint.h"
 
-#include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/checkpoint/tensor_files.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

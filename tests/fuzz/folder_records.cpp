@@ -3,7 +3,7 @@
 #include <sys/stat.h>
 
 #include "dtopp/data/files/resumable_folder.h"
-#include "dtopp/data/tokens/token_folder.h"
+#include "dtopp/data/text/token_file.h"
 #include "dtopp/runs/run_directory.h"
 #include "dtopp/study/run_folder.h"
 #include "tests/fuzz/fuzz.h"

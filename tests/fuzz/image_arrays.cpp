@@ -1,6 +1,6 @@
 // Pictures and latents as rows of .npy and .safetensors files.
-#include "dtopp/data/image_preparation/array_source.h"
-#include "dtopp/data/image_preparation/image_source.h"
+#include "dtopp/data/images/array_source.h"
+#include "dtopp/data/images/image_source.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

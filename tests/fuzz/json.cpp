@@ -3,7 +3,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/json_fields.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

@@ -1,7 +1,6 @@
 // The variables of a launcher, parted by NUL, and Slurm's lists. A rank is below the number of ranks.
 #include "dtopp/launch/launch_environment.h"
 
-#include "dtopp/launch/slurm_lists.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

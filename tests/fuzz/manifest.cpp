@@ -5,7 +5,7 @@
 
 #include "dtopp/base/json.h"
 #include "dtopp/data/images/image_facts.h"
-#include "dtopp/data/tokens/token_folder.h"
+#include "dtopp/data/text/token_file.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

@@ -1,6 +1,5 @@
 // JPEG, PNG and WebP files. A decoded picture has the size that its header declares.
-#include "dtopp/data/image_codec/decode_picture.h"
-#include "dtopp/data/image_codec/picture_size.h"
+#include "dtopp/data/images/decode_picture.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

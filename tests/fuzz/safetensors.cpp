@@ -2,8 +2,7 @@
 // header is read back with the same tensors.
 #include <algorithm>
 
-#include "dtopp/base/safetensors/safetensors_file.h"
-#include "dtopp/base/safetensors/safetensors_writer.h"
+#include "dtopp/base/safetensors.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

@@ -1,5 +1,5 @@
 // A pattern of Oniguruma and a text, parted by NUL. The pieces of the text have their order and join to it.
-#include "dtopp/data/tokenizer/split_pattern.h"
+#include "dtopp/data/text/split_pattern.h"
 
 #include "dtopp/data/text/unicode.h"
 #include "tests/fuzz/fuzz.h"

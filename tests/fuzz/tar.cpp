@@ -1,5 +1,5 @@
 // A tar file of samples, plain or compressed. No member's name leads out of its folder.
-#include "dtopp/data/image_preparation/image_source.h"
+#include "dtopp/data/images/image_source.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

@@ -1,5 +1,5 @@
 // A file of each task's items.
-#include "dtopp/tasks/task_data.h"
+#include "dtopp/tasks/task.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

@@ -3,8 +3,7 @@
 
 #include <unistd.h>
 
-#include "dtopp/data/tokens/megatron_index.h"
-#include "dtopp/data/tokens/npy.h"
+#include "dtopp/data/text/token_file.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

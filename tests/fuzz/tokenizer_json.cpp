@@ -1,10 +1,10 @@
 // tokenizer.json, and after a NUL a text to encode with it. A plain byte-level model decodes to the text.
-#include "dtopp/data/tokenizer/tokenizer_json.h"
+#include "dtopp/data/text/tokenizer_json.h"
 
 #include <algorithm>
 
 #include "dtopp/data/text/unicode.h"
-#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/data/text/tokenizer.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

@@ -1,4 +1,4 @@
-#include "dtopp/launch/restarts.h"
+#include "dtopp/launch/local_ranks.h"
 
 #include <vector>
 

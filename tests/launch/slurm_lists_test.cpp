@@ -1,11 +1,11 @@
-#include "dtopp/launch/slurm_lists.h"
+#include "dtopp/launch/launch_environment.h"
 
 #include <random>
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-#include "dtopp/base/whole_number.h"
+#include "dtopp/base/format.h"
 
 namespace dtopp::launch {
 namespace {

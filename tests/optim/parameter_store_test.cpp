@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "dtopp/base/safetensors/safetensors_writer.h"
+#include "dtopp/base/safetensors.h"
 #include "tests/base/scratch_directory.h"
 
 namespace dtopp::optim {

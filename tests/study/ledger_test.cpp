@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/json.h"
-#include "dtopp/base/path_kind.h"
+#include "dtopp/base/files.h"
 #include "dtopp/study/results.h"
 #include "tests/study/study_files.h"
 

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "dtopp/base/path_kind.h"
+#include "dtopp/base/files.h"
 #include "tests/study/study_files.h"
 
 namespace dtopp::study {

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/files.h"
-#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/data/text/tokenizer.h"
 #include "dtopp/tasks/task.h"
 
 namespace dtopp::tasks {

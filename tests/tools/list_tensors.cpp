@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/base/safetensors/safetensors_file.h"
+#include "dtopp/base/safetensors.h"
 
 int main(int count, char** arguments) {
   for (int i = 1; i < count; ++i) {

@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/base/safetensors/safetensors_file.h"
-#include "dtopp/base/safetensors/safetensors_writer.h"
+#include "dtopp/base/safetensors.h"
 #include "dtopp/ops/core/host_copy.h"
 
 namespace dtopp {

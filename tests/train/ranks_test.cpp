@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/checkpoint/tensor_files.h"
 #include "tests/distributed/rank_threads.h"
 #include "tests/train/tiny_model.h"
 

@@ -9,7 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/models/registry/make_model.h"
 #include "dtopp/runs/run_directory.h"
 #include "tests/base/log_text.h"

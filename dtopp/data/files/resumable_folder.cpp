@@ -7,8 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/json.h"
-#include "dtopp/base/json_fields.h"
-#include "dtopp/base/temporary.h"
+#include "dtopp/base/files.h"
 
 namespace dtopp::data {
 namespace {

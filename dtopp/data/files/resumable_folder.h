@@ -15,6 +15,7 @@
 #pragma once
 
 #include <filesystem>
+#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,10 +25,8 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/manifest.h"
-#include "dtopp/base/path_kind.h"
 
 namespace dtopp::data {
-
 // A kind of prepared folder: token files or images.
 struct FolderKind {
   std::string manifest_format;        // format of manifest.json
@@ -99,6 +98,20 @@ auto with_remedy(Read read) {
     return read();
   } catch (const DataError& error) {
     throw DataError(std::string(error.what()) + "; restore it, or prepare it again into a new folder");
+  }
+}
+
+// Names the file at work when memory runs out.
+
+// Calls work(), which prepares `file` or a part of it, and returns the result.
+//
+// Throws:        ResourceError with the file if memory is too small; errors of `work`
+template <class Work>
+auto with_file_at_work(const std::string& file, const Work& work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    throw ResourceError(file + ": out of memory: lower --workers, or split the file");
   }
 }
 

@@ -12,7 +12,6 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/json_fields.h"
 #include "dtopp/data/files/resumable_folder.h"
 
 namespace dtopp::data {

@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/json_fields.h"
+#include "dtopp/base/json.h"
 
 namespace dtopp::data {
 namespace {

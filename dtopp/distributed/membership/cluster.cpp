@@ -14,7 +14,7 @@
 
 #include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/hash.h"
-#include "dtopp/base/stop_scope.h"
+#include "dtopp/base/stop.h"
 #include "dtopp/device/device.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "dtopp/distributed/membership/rank_exchange.h"

@@ -11,8 +11,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/json_fields.h"
-#include "dtopp/base/stop_scope.h"
+#include "dtopp/base/stop.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 
 namespace dtopp::distributed {

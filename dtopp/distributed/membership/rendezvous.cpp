@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/base/stop_scope.h"
+#include "dtopp/base/stop.h"
 #include "dtopp/distributed/collectives/transport_error.h"
 #include "dtopp/distributed/membership/line_socket.h"
 

@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/base/whole_number.h"
+#include "dtopp/base/format.h"
 #include "dtopp/distributed/collectives/transport_error.h"
 #include "dtopp/distributed/membership/rank_connections.h"
 

@@ -5,8 +5,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/base/path_kind.h"
-#include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/eval/picture_files.h"
 
 namespace dtopp::eval {

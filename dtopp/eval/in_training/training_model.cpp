@@ -4,8 +4,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/base/path_kind.h"
-#include "dtopp/data/tokens/token_file.h"
+#include "dtopp/data/text/token_file.h"
 
 namespace dtopp::eval {
 

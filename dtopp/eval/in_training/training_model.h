@@ -4,7 +4,7 @@
 #include <string>
 
 #include "dtopp/config/data_config.h"
-#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/data/text/tokenizer.h"
 #include "dtopp/inference/inference_model.h"
 #include "dtopp/train/trainer.h"
 

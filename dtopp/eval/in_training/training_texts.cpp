@@ -5,8 +5,7 @@
 #include <vector>
 
 #include "dtopp/base/files.h"
-#include "dtopp/base/path_kind.h"
-#include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/eval/in_training/training_model.h"
 #include "dtopp/inference/generator.h"
 

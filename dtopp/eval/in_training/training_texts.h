@@ -1,7 +1,7 @@
 // Generates short texts while a language model trains.
 #pragma once
 
-#include "dtopp/base/console_log.h"
+#include "dtopp/base/progress.h"
 #include "dtopp/train/run.h"
 
 namespace dtopp::eval {

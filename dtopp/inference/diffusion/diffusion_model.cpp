@@ -1,8 +1,8 @@
 #include "dtopp/inference/diffusion/diffusion_model.h"
 
 #include "dtopp/base/errors.h"
-#include "dtopp/checkpoint/checkpoint_layout.h"
-#include "dtopp/data/images/image_layout_json.h"
+#include "dtopp/checkpoint/tensor_files.h"
+#include "dtopp/data/images/image_data.h"
 #include "dtopp/inference/checkpoint_tensors.h"
 #include "dtopp/inference/expert_budget.h"
 

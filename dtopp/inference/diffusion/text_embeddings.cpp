@@ -4,7 +4,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/float_type.h"
-#include "dtopp/base/safetensors/safetensors_file.h"
+#include "dtopp/base/safetensors.h"
 
 namespace dtopp::inference {
 

@@ -4,7 +4,6 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/data/images/image_data.h"
-#include "dtopp/data/images/image_layout_json.h"
 #include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
 #include "dtopp/models/diffusion_transformer/image_batches.h"
 #include "dtopp/models/held_out_sources.h"

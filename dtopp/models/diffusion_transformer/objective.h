@@ -7,7 +7,7 @@
 // a_k is the product of 1 - b_i over i from 0 to k. b rises from 1e-4 to 0.02 in equal steps.
 #pragma once
 
-#include "dtopp/config/diffusion_config.h"
+#include "dtopp/config/model_config.h"
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp::models {

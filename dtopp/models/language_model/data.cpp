@@ -2,7 +2,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/data/tokens/sampler.h"
+#include "dtopp/data/text/sampler.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/models/held_out_sources.h"
 #include "dtopp/models/language_model/documents.h"

@@ -1,7 +1,7 @@
 #include "dtopp/models/language_model/documents.h"
 
 #include "dtopp/base/errors.h"
-#include "dtopp/data/tokenizer/tokenizer.h"
+#include "dtopp/data/text/tokenizer.h"
 
 namespace dtopp::models {
 namespace {

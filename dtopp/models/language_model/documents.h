@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dtopp/config/run_config.h"
-#include "dtopp/data/tokens/token_file.h"
+#include "dtopp/data/text/token_file.h"
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp::models {

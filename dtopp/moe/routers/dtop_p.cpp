@@ -13,7 +13,7 @@
 #include <memory>
 #include <optional>
 
-#include "dtopp/base/enum_name.h"
+#include "dtopp/base/format.h"
 #include "dtopp/moe/expert_bias.h"
 #include "dtopp/moe/threshold_controller.h"
 #include "dtopp/moe/token_sampling.h"

@@ -4,7 +4,7 @@
 
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/sections/sections.h"
-#include "dtopp/runs/count_ranges.h"
+#include "dtopp/runs/run_history.h"
 #include "dtopp/study/statistics.h"
 
 namespace dtopp::report {

@@ -7,7 +7,7 @@
 #include "dtopp/config/config.h"
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/sections/sections.h"
-#include "dtopp/tasks/paper_results.h"
+#include "dtopp/tasks/results.h"
 
 namespace dtopp::report {
 namespace {

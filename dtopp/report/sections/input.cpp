@@ -9,8 +9,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/base/path_kind.h"
-#include "dtopp/checkpoint/checkpoint_layout.h"
+#include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/runs/run_directory.h"
 #include "dtopp/study/run_folder.h"
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "dtopp/base/enum_name.h"
+#include "dtopp/base/format.h"
 #include "dtopp/report/document/numbers.h"
 #include "dtopp/report/sections/sections.h"
 

@@ -6,8 +6,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/hash.h"
-#include "dtopp/base/safetensors/safetensors_file.h"
-#include "dtopp/base/safetensors/safetensors_writer.h"
+#include "dtopp/base/safetensors.h"
 #include "tests/base/scratch_directory.h"
 
 namespace dtopp::safetensors_test {

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 
 #include "dtopp/base/json.h"
-#include "dtopp/data/tokens/token_folder.h"
+#include "dtopp/data/text/token_file.h"
 #include "tests/base/scratch_directory.h"
 #include "tests/data/token_fixtures.h"
 

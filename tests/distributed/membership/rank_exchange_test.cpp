@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtopp/base/stop_scope.h"
+#include "dtopp/base/stop.h"
 #include "dtopp/distributed/groups/rank_agreement.h"
 #include "tests/distributed/rank_threads.h"
 

@@ -9,7 +9,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "dtopp/base/json_fields.h"
+#include "dtopp/base/json.h"
 #include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
 
 namespace dtopp::ops {

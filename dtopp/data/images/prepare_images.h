@@ -1,0 +1,154 @@
+// Converts pictures or latents to one folder of prepared images: safetensors files and manifest.json.
+//
+// Samples keep the order of the sources. The bytes of the output depend only on the sources and the options
+// below, not on the number of workers or on interruptions. progress.json records the progress, and a restart
+// resumes from the last record.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtopp/base/durable.h"
+#include "dtopp/base/manifest.h"
+#include "dtopp/base/safetensors.h"
+#include "dtopp/data/files/ordered_workers.h"
+#include "dtopp/data/files/resumable_folder.h"
+#include "dtopp/data/images/prepared_image.h"
+#include "dtopp/data/images/image_facts.h"
+
+namespace dtopp::data {
+
+// Writes samples to shards, safetensors files of at most 1 GiB. An interrupted write can be resumed.
+//
+// The current shard is stored as one file per tensor, called a stream (progress.images, progress.labels, …).
+// When the shard is full, the other streams are appended to the first one, which holds nearly all bytes. The
+// safetensors header is written in front, and the file is renamed to images-0000N.safetensors.
+
+// A shard exceeds this size only if it holds a single sample.
+inline constexpr uint64_t kMaxShardBytes = uint64_t{1} << 30;
+
+class ImageWriter {
+ public:
+  // Resumes after `start`, the result of an earlier writer's sync() or finish_shard(). `facts` determine the
+  // tensors of the samples. Throws DataError if the data written until then are missing or changed.
+  ImageWriter(std::filesystem::path folder, const ImageFacts& facts, const ManifestFiles& start,
+              uint64_t shard_bytes = kMaxShardBytes);
+
+  // Returns true if the sample fits into the current shard. Every sample fits into an empty shard.
+  bool has_room_for(const PreparedImage& image) const;
+  // Appends a sample to the current shard. Precondition: it has the writer's kind, shape and types.
+  void append(const PreparedImage& image);
+  // Syncs all streams to the device. Returns all files of the folder with their checksums.
+  ManifestFiles sync();
+  // Completes the current shard and returns the finished files. No recorded byte changes until begin_shard().
+  // A run that is interrupted before the result is recorded therefore resumes from the earlier record.
+  ManifestFiles finish_shard();
+  // Begins the next shard with empty streams.
+  void begin_shard();
+  bool is_empty() const { return images_ == 0; }
+
+ private:
+  struct Stream {
+    std::string name, dtype;
+    std::vector<int64_t> rest;  // the shape after the first dimension
+    uint64_t row_bytes;
+    std::unique_ptr<AppendFile> file;
+  };
+
+  void add_stream(const std::string& name, const std::string& dtype, std::vector<int64_t> rest,
+                  uint64_t element_bytes);
+  void take_back_unrecorded();
+  void open_streams(const ManifestFiles& start);
+  std::vector<TensorSource> append_others();
+  void put(const std::string& name, std::span<const std::byte> bytes);
+  void put_number(const std::string& name, int64_t value);
+  std::filesystem::path stream_path(const std::string& name) const;
+
+  std::filesystem::path folder_;
+  uint64_t shard_bytes_;
+  ManifestFiles shards_;  // finished shards
+  std::vector<Stream> streams_;
+  uint64_t images_ = 0;  // samples in the current shard
+  int64_t text_tokens_ = 0;
+};
+
+struct PrepareImagesOptions {
+  std::vector<std::filesystem::path> sources;  // read in this order
+  std::filesystem::path output;
+  int64_t size = 0;                  // pictures are resized to size x size; 0: all must have the same size
+  int64_t channels = 3;              // channels of pictures: 1 or 3
+  std::vector<double> scale, shift;  // of latents: one number, or one per channel; empty: 1 and 0
+  uint64_t max_bad = 0;              // number of unusable samples that may be skipped
+  int num_workers = 1;
+  // Interval between records: a restart repeats at most this much work.
+  std::chrono::milliseconds record_every{5000};
+  uint64_t shard_bytes = kMaxShardBytes;  // size limit of a shard
+};
+
+struct PrepareImagesProgress {
+  bool was_complete = false;  // the folder was complete already; nothing was done
+  uint64_t resumed_samples = 0;
+  std::string restart_reason{};  // ResumableFolder::restart_reason
+  uint64_t samples = 0;          // finished samples, skipped ones included
+  uint64_t samples_total = 0;
+};
+
+inline constexpr uint64_t kMostBad = 10'000;
+inline constexpr int64_t kLargestSize = 4096;
+
+// The contents of all sources, found without decoding a sample.
+struct ImagePlan {
+  ClassPlan classes;
+  std::vector<uint64_t> samples;  // number of samples per source
+};
+
+// Prepares the images, or resumes an interrupted preparation:
+//
+//   ImagePreparation preparation(options);
+//   while (preparation.next()) show(preparation.progress());
+//
+// Throws: DataError if a source is missing or damaged, if more than max_bad samples are unusable, or if the
+//         output cannot be written;
+//         UsageError if an option is out of range, if the output folder holds other files, or if another
+//         process writes it
+class ImagePreparation {
+ public:
+  explicit ImagePreparation(PrepareImagesOptions options);
+
+  // Adds or skips the next sample. Returns false if the folder is complete.
+  bool next();
+  const PrepareImagesProgress& progress() const { return progress_; }
+  // The facts about the samples so far. The skipped samples are listed in order.
+  const ImageFacts& facts() const { return facts_; }
+  // Records the progress and throws Stopped. Precondition: the folder is not complete.
+  [[noreturn]] void stop();
+
+ private:
+  void add(const PreparedImage& image);
+  void keep(const PreparedImage& image);
+  void skip(SkippedImage image);
+  void record();
+  void write_record();
+  void finish();
+
+  PrepareImagesOptions options_;
+  ImagePlan plan_;
+  ResumableFolder folder_;
+  ImageFacts facts_;
+  size_t source_ = 0;    // source of the next sample; at the end, the number of sources
+  uint64_t sample_ = 0;  // index of the next sample in that source
+  ManifestFiles files_;  // files written so far
+  PrepareImagesProgress progress_;
+  std::optional<ImageWriter> writer_;
+  std::optional<OrderedWorkers<ImageBatches, BatchPreparer>> workers_;  // none: the folder is complete
+  PreparedBatch batch_;
+  size_t next_in_batch_ = 0;
+  std::chrono::steady_clock::time_point next_record_;
+};
+
+}  // namespace dtopp::data

@@ -1,0 +1,64 @@
+// Mixes the samples of several sources in proportion to their weights.
+//
+// For each position of the global order, it returns the source and the index of the sample in that source.
+// Both depend only on (weights, sizes, seed, position).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dtopp/base/random.h"
+
+namespace dtopp::data {
+// A repeating pattern of sources.
+//
+// Its length is the sum of the weights, scaled to the smallest whole numbers (0.7 and 0.3: length 10). If the
+// sum exceeds kLongestPattern, the length is kLongestPattern and the shares are rounded to it; each source
+// then occurs at least once. Among any n consecutive samples, a source has n times its share. The error is
+// below 1 for two sources or if n is a multiple of the pattern length, and below 2 otherwise (Tijdeman,
+// "The chairman assignment problem", 1980).
+class Mixture {
+ public:
+  static constexpr uint64_t kLongestPattern = uint64_t{1} << 20;
+
+  // Throws std::invalid_argument if a weight is not above 0, or if there are no weights or more than
+  // kLongestPattern.
+  explicit Mixture(const std::vector<double>& weights);
+
+  size_t source(uint64_t position) const { return source_[position % source_.size()]; }
+  // The number of samples before `position` that come from `source`.
+  uint64_t count(size_t source, uint64_t position) const;
+  uint64_t pattern_length() const { return source_.size(); }
+  size_t num_sources() const { return positions_.size(); }
+
+ private:
+  std::vector<uint32_t> source_;                  // by position in the pattern
+  std::vector<std::vector<uint32_t>> positions_;  // positions in the pattern, per source
+};
+
+// The order of a mixture's samples. Each source has its own epochs; each epoch is a fresh permutation of the
+// source's samples.
+class MixedOrder {
+ public:
+  // `sizes` holds the number of samples per source. Throws std::invalid_argument if one of them is 0.
+  MixedOrder(const std::vector<double>& weights, std::vector<uint64_t> sizes, uint64_t seed);
+
+  struct Draw {
+    size_t source;
+    uint64_t index;  // of the sample in that source
+  };
+  Draw operator()(uint64_t position) const;
+  // The source's share of the samples before `position`, and the number of epochs of the source that they
+  // make.
+  double share(size_t source, uint64_t position) const;
+  double epochs(size_t source, uint64_t position) const;
+  size_t num_sources() const { return sizes_.size(); }
+
+ private:
+  Mixture mixture_;
+  std::vector<uint64_t> sizes_;
+  std::vector<RandomStream> orders_;
+};
+
+}  // namespace dtopp::data

@@ -1,0 +1,499 @@
+#include "dtopp/data/text/token_file.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "dtopp/base/byte_reader.h"
+#include "dtopp/base/descriptor.h"
+#include "dtopp/base/errors.h"
+#include "dtopp/base/hash.h"
+#include "dtopp/base/json.h"
+#include "dtopp/base/manifest.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/stop.h"
+#include "dtopp/data/files/npy.h"
+#include "dtopp/data/files/verified_files.h"
+
+namespace dtopp::data {
+namespace {
+
+template <class Visitor>
+auto visit_type(TokenType type, Visitor&& visitor) {
+  switch (type) {
+    case TokenType::kUint8:
+      return visitor(uint8_t{});
+    case TokenType::kInt8:
+      return visitor(int8_t{});
+    case TokenType::kUint16:
+      return visitor(uint16_t{});
+    case TokenType::kInt16:
+      return visitor(int16_t{});
+    case TokenType::kUint32:
+      return visitor(uint32_t{});
+    case TokenType::kInt32:
+      return visitor(int32_t{});
+    case TokenType::kUint64:
+      return visitor(uint64_t{});
+    case TokenType::kInt64:
+      break;
+  }
+  return visitor(int64_t{});
+}
+
+// Widens the ids at the end of `out` in place, from the first to the last: none is overwritten before it is
+// read.
+template <class T>
+void widen_ids(std::span<int64_t> out) {
+  const std::byte* const from = std::as_bytes(out).last(out.size() * sizeof(T)).data();
+  for (size_t i = 0; i < out.size(); ++i) {
+    T value;
+    std::memcpy(&value, from + i * sizeof(T), sizeof(T));
+    out[i] = static_cast<int64_t>(value);  // NOLINT(bugprone-signed-char-misuse): scan() checks the sign
+  }
+}
+
+}  // namespace
+
+uint64_t size_of(TokenType type) {
+  return visit_type(type, [](auto id) -> uint64_t { return sizeof(id); });
+}
+
+TokenArray::TokenArray(Descriptor file, uint64_t offset, TokenType type, uint64_t count)
+    : file_(std::move(file)), offset_(offset), type_(type), count_(count) {
+  const uint64_t bytes = file_.size();
+  if (offset > bytes || count > (bytes - offset) / size_of(type))
+    throw DataError(path().string() + ": byte " + std::to_string(bytes) + ": ends before " +
+                    std::to_string(count) + " ids of " + std::to_string(size_of(type)) + " bytes");
+}
+
+void TokenArray::read(uint64_t offset, std::span<int64_t> out) const {
+  const uint64_t size = size_of(type_);
+  file_.read_at(offset_ + offset * size, std::as_writable_bytes(out).last(out.size() * size));
+  visit_type(type_, [&](auto id) { widen_ids<decltype(id)>(out); });
+}
+
+int64_t TokenArray::scan(Hasher& ids) const {
+  constexpr uint64_t kChunk = uint64_t{1} << 16;
+  std::vector<int64_t> buffer(std::min(kChunk, count_));
+  int64_t largest = -1;
+  for (uint64_t offset = 0; offset < count_; offset += kChunk) {
+    end_if_stopped();
+    const auto chunk = std::span(buffer).first(std::min(kChunk, count_ - offset));
+    read(offset, chunk);
+    ids.update(std::as_bytes(chunk));
+    const auto [low, high] = std::minmax_element(chunk.begin(), chunk.end());
+    if (*low < 0)
+      throw DataError(
+          path().string() + ": byte " +
+          std::to_string(offset_ + (offset + static_cast<uint64_t>(low - chunk.begin())) * size_of(type_)) +
+          ": a token id is negative or at least 2^63; the file is damaged or does not hold token ids");
+    largest = std::max(largest, *high);
+  }
+  return largest;
+}
+
+using nlohmann::ordered_json;
+
+FolderKind token_folder_kind() {
+  return {kTokenDataFormat, kPrepareRecordFormat, {kIndexName, kTokenizerName}, {kLengthsName}};
+}
+
+ordered_json to_json(uint64_t documents, uint64_t tokens, int64_t max_token) {
+  ordered_json about = {{"documents", documents}, {"tokens", tokens}};
+  if (max_token >= 0) about["max_token"] = max_token;
+  return about;
+}
+
+TokenFacts read_facts(const Manifest& manifest, const std::filesystem::path& path) {
+  const JsonFields about(manifest.about, path.string()), job = about.object("job");
+  TokenFacts facts{job.text("tokenizer_hash"), job.integer("end_of_text", 0), about.count("documents"),
+                   about.count("tokens")};
+  if (facts.tokens > 0) facts.max_token = about.integer("max_token", 0);
+  return facts;
+}
+
+namespace {
+
+TokenType type_of(std::string_view descr, const ByteReader& reader) {
+  constexpr std::array<std::pair<std::string_view, TokenType>, 8> kTypes{{{"'|u1'", TokenType::kUint8},
+                                                                          {"'|i1'", TokenType::kInt8},
+                                                                          {"'<u2'", TokenType::kUint16},
+                                                                          {"'<i2'", TokenType::kInt16},
+                                                                          {"'<u4'", TokenType::kUint32},
+                                                                          {"'<i4'", TokenType::kInt32},
+                                                                          {"'<u8'", TokenType::kUint64},
+                                                                          {"'<i8'", TokenType::kInt64}}};
+  for (const auto& [name, type] : kTypes) {
+    if (descr == name) return type;
+  }
+  reader.fail("dtype " + std::string(descr.substr(0, 40)) +
+              " cannot hold token ids; save a little-endian integer array");
+}
+
+TokenArray open_with_header(Descriptor file, std::span<const std::byte> beginning) {
+  ByteReader reader(beginning, file.path().string());
+  const NpyHeader header = read_npy_header(reader);
+  const TokenType type = type_of(header.descr, reader);
+  if (header.shape.size() != 1) reader.fail("the array is not one-dimensional");
+  const uint64_t offset = reader.offset();
+  require_npy_bytes(reader, header.shape, size_of(type), file.size() - offset);
+  return TokenArray(std::move(file), offset, type, static_cast<uint64_t>(header.shape[0]));
+}
+
+}  // namespace
+
+TokenArray open_npy(const std::filesystem::path& path, int64_t vocab_size) {
+  Descriptor file = open_regular(path);
+  const auto beginning = read_npy_beginning(file);
+  if (begins_as_npy(beginning)) return open_with_header(std::move(file), beginning);
+  const TokenType type = vocab_size > (int64_t{1} << 16) ? TokenType::kUint32 : TokenType::kUint16;
+  const uint64_t bytes = file.size();
+  if (bytes % size_of(type) != 0)
+    throw DataError(path.string() + ": byte " + std::to_string(bytes) + ": ends within a token id of " +
+                    std::to_string(size_of(type)) + " bytes: truncated");
+  const uint64_t count = bytes / size_of(type);
+  return TokenArray(std::move(file), 0, type, count);
+}
+
+namespace {
+
+using namespace std::string_view_literals;
+
+constexpr std::string_view kIndexMagic = "MMIDIDX\0\0"sv;
+constexpr uint64_t kVersion = 1;
+constexpr uint64_t kHeadBytes = 34;  // before the three arrays
+constexpr uint8_t kInt32Code = 4;
+constexpr uint8_t kUint16Code = 8;
+
+// Megatron's type codes. Codes 6 and 7 are floating point.
+std::optional<TokenType> type_of(uint8_t code) {
+  switch (code) {
+    case 1:
+      return TokenType::kUint8;
+    case 2:
+      return TokenType::kInt8;
+    case 3:
+      return TokenType::kInt16;
+    case kInt32Code:
+      return TokenType::kInt32;
+    case 5:
+      return TokenType::kInt64;
+    case kUint16Code:
+      return TokenType::kUint16;
+    default:
+      return std::nullopt;
+  }
+}
+
+TokenType read_header(ByteReader& reader) {
+  if (reader.take_text(kIndexMagic.size()) != kIndexMagic)
+    reader.fail("not a Megatron index: it must begin with MMIDIDX");
+  const auto version = reader.read<uint64_t>();
+  if (version != kVersion)
+    reader.fail("index version " + std::to_string(version) + " is not supported; only version 1 is");
+  const auto code = reader.read<uint8_t>();
+  const auto type = type_of(code);
+  if (!type) reader.fail("type code " + std::to_string(code) + " is not an integer type");
+  return *type;
+}
+
+// One of the three arrays of an index file, read from its first value to its last.
+template <class T>
+class IndexColumn {
+ public:
+  // Precondition: the file holds `count` values from `offset` on.
+  IndexColumn(const Descriptor& file, uint64_t offset, uint64_t count)
+      : file_(file), offset_(offset), unread_(count) {}
+
+  T next() {
+    constexpr uint64_t kPiece = uint64_t{1} << 15;
+    if (at_ == piece_.size()) {
+      piece_.resize(std::min(kPiece, unread_));
+      file_.read_at(offset_, std::as_writable_bytes(std::span(piece_)));
+      unread_ -= piece_.size();
+      at_ = 0;
+    }
+    offset_ += sizeof(T);
+    return piece_[at_++];
+  }
+
+  [[noreturn]] void fail(const std::string& cause) const {
+    throw DataError(file_.path().string() + ": byte " + std::to_string(offset_) + ": " + cause);
+  }
+
+ private:
+  const Descriptor& file_;
+  uint64_t offset_;
+  uint64_t unread_;
+  std::vector<T> piece_;
+  size_t at_ = 0;
+};
+
+// Checks that the sequences lie one after another without gaps. Returns the total number of ids.
+uint64_t check_sequences(IndexColumn<int32_t> lengths, IndexColumn<int64_t> pointers, uint64_t sequences,
+                         uint64_t id_size) {
+  uint64_t total = 0;
+  for (uint64_t i = 0; i < sequences; ++i) {
+    const uint64_t begin = total * id_size;
+    if (pointers.next() != static_cast<int64_t>(begin))
+      pointers.fail("sequence " + std::to_string(i) + " (the value before this byte) must begin at byte " +
+                    std::to_string(begin) + " of the .bin file");
+    const int32_t length = lengths.next();
+    if (length < 0)
+      lengths.fail("sequence " + std::to_string(i) + " (the value before this byte) has the length " +
+                   std::to_string(length));
+    total += static_cast<uint64_t>(length);
+    if (total > (uint64_t{1} << 59)) lengths.fail("the lengths sum to more than any file holds");
+  }
+  return total;
+}
+
+void check_bounds(IndexColumn<int64_t> values, uint64_t bounds, uint64_t sequences) {
+  int64_t previous = 0;
+  for (uint64_t i = 0; i < bounds; ++i) {
+    const int64_t bound = values.next();
+    if (bound < previous || (i == 0 && bound != 0) || bound > static_cast<int64_t>(sequences) ||
+        (i + 1 == bounds && bound != static_cast<int64_t>(sequences)))
+      values.fail("document bound " + std::to_string(i) + " (the value before this byte) is " +
+                  std::to_string(bound) + "; bounds must rise from 0 to " + std::to_string(sequences));
+    previous = bound;
+  }
+}
+
+}  // namespace
+
+TokenPair open_megatron(const std::filesystem::path& bin, const std::filesystem::path& idx) {
+  const Descriptor index = open_regular(idx);
+  const uint64_t index_bytes = index.size();
+  std::vector<std::byte> head(std::min(index_bytes, kHeadBytes));
+  index.read_at(0, head);
+  ByteReader reader(head, idx.string());
+  const TokenType type = read_header(reader);
+  const auto sequences = reader.read<uint64_t>();
+  const auto bounds = reader.read<uint64_t>();
+  uint64_t offset = kHeadBytes;
+  // Checks that the next array is complete, before it is read.
+  const auto begin_of = [&](uint64_t values, uint64_t size) {
+    if (values > (index_bytes - offset) / size)
+      throw DataError(idx.string() + ": byte " + std::to_string(offset) + ": needs " +
+                      std::to_string(values) + " x " + std::to_string(size) + " bytes, has " +
+                      std::to_string(index_bytes - offset));
+    return std::exchange(offset, offset + values * size);
+  };
+  const IndexColumn<int32_t> lengths(index, begin_of(sequences, sizeof(int32_t)), sequences);
+  const IndexColumn<int64_t> pointers(index, begin_of(sequences, sizeof(int64_t)), sequences);
+  const IndexColumn<int64_t> bound_values(index, begin_of(bounds, sizeof(int64_t)), bounds);
+  if (offset != index_bytes)
+    throw DataError(idx.string() + ": byte " + std::to_string(offset) + ": " +
+                    std::to_string(index_bytes - offset) + " bytes follow the index");
+  if (bounds == 0) reader.fail("the index has no document bounds");
+  const uint64_t count = check_sequences(lengths, pointers, sequences, size_of(type));
+  check_bounds(bound_values, bounds, sequences);
+  Descriptor ids = open_regular(bin);
+  if (ids.size() != count * size_of(type))
+    throw DataError(bin.string() + ": byte " + std::to_string(ids.size()) + ": the file ends, but " +
+                    idx.filename().string() + " lists " + std::to_string(count * size_of(type)) +
+                    " bytes; it is truncated or belongs to another index");
+  return {TokenArray(std::move(ids), 0, type, count), bounds - 1};
+}
+
+std::string write_megatron_index(const std::filesystem::path& path, TokenType type,
+                                 const MappedFile& lengths) {
+  Hasher hasher;
+  OutputFile file(path, &hasher);
+  const auto put = [&](auto value) { file.write(std::as_bytes(std::span(&value, 1))); };
+  const uint64_t documents = lengths.bytes().size() / sizeof(int32_t);
+  file.write(kIndexMagic);
+  put(kVersion);
+  put(uint8_t{type == TokenType::kUint16 ? kUint16Code : kInt32Code});
+  put(documents);
+  put(documents + 1);
+  file.write(lengths.bytes());
+  ByteReader reader(lengths.bytes(), lengths.path().string());
+  uint64_t begin = 0;
+  for (uint64_t i = 0; i < documents; ++i) {
+    put(static_cast<int64_t>(begin));
+    begin += static_cast<uint64_t>(reader.read<int32_t>()) * size_of(type);
+  }
+  for (uint64_t i = 0; i <= documents; ++i) put(static_cast<int64_t>(i));
+  file.sync_and_close();
+  return hasher.hexdigest();
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct TokenParts {
+  std::vector<TokenArray> arrays;
+  uint64_t documents = 0;
+};
+
+fs::path with_ending(const fs::path& prefix, const char* ending) { return prefix.string() + ending; }
+
+void add_pair(TokenParts& parts, const fs::path& prefix) {
+  auto pair = open_megatron(with_ending(prefix, ".bin"), with_ending(prefix, ".idx"));
+  parts.arrays.push_back(std::move(pair.tokens));
+  parts.documents += pair.documents;
+}
+
+void add_file(TokenParts& parts, const fs::path& path, int64_t vocab_size) {
+  if (path.extension() == ".npy")
+    parts.arrays.push_back(open_npy(path, vocab_size));
+  else
+    add_pair(parts, fs::path(path).replace_extension());
+}
+
+// Lists the .bin and .npy files of the folder, sorted by name. An .idx file without its .bin file is listed
+// too, so that opening it reports the missing file.
+std::vector<fs::path> list_token_files(const fs::path& folder) {
+  std::vector<fs::path> files;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const fs::path& path = it->path();
+    if (path.filename().string().starts_with(".")) continue;
+    if (path.extension() == ".npy" || path.extension() == ".bin") files.push_back(path);
+    if (path.extension() == ".idx" && !is_there(fs::path(path).replace_extension(".bin")))
+      files.push_back(path);
+  }
+  if (error) throw DataError(folder.string() + ": cannot be listed: " + error.message());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+// Returns the facts in the manifest. Throws DataError if the folder holds a token file that the manifest does
+// not list.
+TokenFacts read_facts(const fs::path& folder, const std::vector<fs::path>& files, const Manifest& manifest) {
+  for (const fs::path& path : files) {
+    if (!manifest.files.contains(path.filename().string()))
+      throw DataError(path.string() + ": not in this folder's manifest.json; move it elsewhere");
+  }
+  return data::read_facts(manifest, folder / kManifestName);
+}
+
+// Returns the prefix "a" for "a.bin" and "a.idx", and any other path unchanged.
+fs::path prefix_of(const fs::path& path) {
+  return path.extension() == ".bin" || path.extension() == ".idx" ? fs::path(path).replace_extension() : path;
+}
+
+}  // namespace
+
+std::optional<fs::path> tokenizer_beside(const fs::path& data) {
+  const fs::path path = data / kTokenizerName;
+  return path_kind(path) == PathKind::kFile ? std::optional(path) : std::nullopt;
+}
+
+struct TokenStream::Impl {
+  fs::path path;
+  TokenParts parts;
+  std::vector<uint64_t> first_token;  // offset of each array's first token, then the total
+  std::optional<std::string> tokenizer_hash;
+  std::optional<int64_t> end_of_text;
+  int64_t max_token = -1;
+  std::string content_hash;
+
+  void open_folder(Verify verify, int64_t vocab_size);
+  void open_single(int64_t vocab_size);
+  void scan();
+};
+
+void TokenStream::Impl::open_folder(Verify verify, int64_t vocab_size) {
+  require_finished(path, token_folder_kind());
+  const auto files = list_token_files(path);
+  std::optional<TokenFacts> facts;
+  if (is_there(path / kManifestName)) {
+    const Manifest manifest = read_verified_manifest(path, kTokenDataFormat, verify);
+    facts = read_facts(path, files, manifest);
+    content_hash = hash_of(manifest.files);
+  } else if (files.empty()) {
+    throw DataError(path.string() + ": holds no token files (.bin with .idx, or .npy)");
+  }
+  for (const fs::path& file : files) add_file(parts, file, vocab_size);
+  if (!facts) return scan();
+  uint64_t tokens = 0;
+  for (const TokenArray& array : parts.arrays) tokens += array.size();
+  if (tokens != facts->tokens || parts.documents != facts->documents)
+    throw DataError((path / kManifestName).string() + ": counts " + std::to_string(facts->tokens) +
+                    " tokens in " + std::to_string(facts->documents) + " documents, but the files hold " +
+                    std::to_string(tokens) + " in " + std::to_string(parts.documents));
+  tokenizer_hash = facts->tokenizer_hash;
+  end_of_text = facts->end_of_text;
+  max_token = facts->max_token;
+}
+
+void TokenStream::Impl::open_single(int64_t vocab_size) {
+  if (path.extension() == ".npy")
+    parts.arrays.push_back(open_npy(path, vocab_size));
+  else if (is_there(with_ending(prefix_of(path), ".idx")) || is_there(with_ending(prefix_of(path), ".bin")))
+    add_pair(parts, prefix_of(path));
+  else
+    throw DataError(
+        path.string() + ": no token data; make it (dtopp prepare text FILES --tokenizer FILE --output " +
+        path.string() + "), or give a folder, a .npy file, or the common prefix of a .bin and an .idx file");
+  scan();
+}
+
+void TokenStream::Impl::scan() {
+  Hasher ids;
+  for (const TokenArray& array : parts.arrays) max_token = std::max(max_token, array.scan(ids));
+  content_hash = ids.hexdigest();
+}
+
+TokenStream TokenStream::open(const fs::path& path, Verify verify, int64_t vocab_size) {
+  auto impl = std::make_unique<Impl>();
+  impl->path = path;
+  std::error_code unused;
+  if (fs::is_directory(path, unused))
+    impl->open_folder(verify, vocab_size);
+  else
+    impl->open_single(vocab_size);
+  impl->first_token.push_back(0);
+  for (const TokenArray& array : impl->parts.arrays)
+    impl->first_token.push_back(impl->first_token.back() + array.size());
+  return TokenStream(std::move(impl));
+}
+
+TokenStream::TokenStream(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+TokenStream::TokenStream(TokenStream&&) noexcept = default;
+TokenStream::~TokenStream() = default;
+
+uint64_t TokenStream::size() const { return impl_->first_token.back(); }
+
+void TokenStream::read(uint64_t offset, std::span<int64_t> out) const {
+  if (offset > size() || out.size() > size() - offset)
+    throw std::out_of_range("tokens " + std::to_string(offset) + " + " + std::to_string(out.size()) +
+                            " lie beyond the " + std::to_string(size()) + " of " + path().string());
+  const auto& first = impl_->first_token;
+  auto part = static_cast<size_t>(std::upper_bound(first.begin(), first.end(), offset) - first.begin()) - 1;
+  for (; !out.empty(); ++part) {
+    const uint64_t count = std::min<uint64_t>(out.size(), first[part + 1] - offset);
+    impl_->parts.arrays[part].read(offset - first[part], out.first(count));
+    offset += count;
+    out = out.subspan(count);
+  }
+}
+
+uint64_t TokenStream::documents() const { return impl_->parts.documents; }
+std::optional<std::string> TokenStream::tokenizer_hash() const { return impl_->tokenizer_hash; }
+std::optional<int64_t> TokenStream::end_of_text() const { return impl_->end_of_text; }
+int64_t TokenStream::max_token() const { return impl_->max_token; }
+const std::string& TokenStream::content_hash() const { return impl_->content_hash; }
+
+void TokenStream::require_ids_below(int64_t vocab_size) const {
+  if (max_token() < vocab_size) return;
+  throw UsageError(path().string() + ": token id " + std::to_string(max_token()) +
+                   " does not fit model.vocab_size " + std::to_string(vocab_size) +
+                   "; raise model.vocab_size, or prepare the text again");
+}
+const fs::path& TokenStream::path() const { return impl_->path; }
+
+}  // namespace dtopp::data

@@ -1,0 +1,276 @@
+#include "dtopp/data/text/tokenizer.h"
+
+#include <simdjson.h>
+
+#include <array>
+#include <mutex>
+
+#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/hash.h"
+#include "dtopp/data/text/unicode.h"
+#include "dtopp/data/text/added_tokens.h"
+#include "dtopp/data/text/byte_pair_encoding.h"
+#include "dtopp/data/text/pre_tokenizer.h"
+#include "dtopp/data/text/split_pattern.h"
+#include "dtopp/data/text/tokenizer_json.h"
+
+namespace dtopp::data {
+namespace {
+
+// Buffers of one encode() call, reused by later calls.
+struct Workspace {
+  WordCache cache;
+  SplitPattern::Scratch matches;
+  std::vector<TextSegment> raw_segments;
+  std::vector<TextSegment> segments;
+  std::string normalized;
+  std::string prefixed;
+  std::string matched;
+};
+
+}  // namespace
+
+struct Tokenizer::Impl {
+  Impl(const TokenizerSpec& spec, const std::string& file, std::string json)
+      : text(std::move(json)),
+        hash(hash_bytes(std::as_bytes(std::span(text)))),
+        model(spec, file),
+        added(assign_added_tokens(spec, model.vocabulary(), file)),
+        raw_matcher(make_matcher(added, false)),
+        normalized_matcher(make_matcher(added, true)),
+        nfc(spec.nfc),
+        space_marks(spec.space_marks),
+        splits(compile_splits(spec.splits, file)),
+        add_prefix_space(spec.add_prefix_space),
+        use_regex(spec.use_regex),
+        byte_level_decoder(spec.byte_level_decoder) {}
+
+  void encode_raw(std::string_view raw, bool at_begin, Workspace& work, std::vector<int32_t>& ids) const;
+  void encode_marked(std::string_view piece, bool at_begin, Workspace& work, std::vector<int32_t>& ids) const;
+  void encode_split(std::string_view text, std::string_view matched, size_t split, Workspace& work,
+                    std::vector<int32_t>& ids) const;
+  void encode_piece(std::string_view piece, Workspace& work, std::vector<int32_t>& ids) const;
+  void encode_word(std::string_view word, size_t readable, WordCache& cache, std::vector<int32_t>& ids) const;
+  // The decoded text of an id; null if the id does not exist.
+  const std::string* spelling(int32_t id) const;
+  std::string join(std::span<const std::string* const> tokens) const;
+
+  std::string text;
+  std::string hash;
+  BytePairEncoding model;
+  AddedTokens added;
+  AddedTokenMatcher raw_matcher;
+  AddedTokenMatcher normalized_matcher;
+  bool nfc;
+  std::optional<SpaceMarks> space_marks;
+  std::vector<SplitPattern> splits;
+  bool add_prefix_space;
+  bool use_regex;
+  bool byte_level_decoder;
+
+  // The pool of workspaces grows to the number of concurrent encode() calls. `mutex` guards it.
+  std::unique_ptr<Workspace> borrow_workspace() const;
+  void return_workspace(std::unique_ptr<Workspace> workspace) const;
+  mutable std::mutex mutex;
+  mutable std::vector<std::unique_ptr<Workspace>> idle_workspaces;
+};
+
+std::unique_ptr<Workspace> Tokenizer::Impl::borrow_workspace() const {
+  {
+    const std::lock_guard lock(mutex);
+    if (!idle_workspaces.empty()) {
+      auto workspace = std::move(idle_workspaces.back());
+      idle_workspaces.pop_back();
+      return workspace;
+    }
+  }
+  return std::make_unique<Workspace>();
+}
+
+void Tokenizer::Impl::return_workspace(std::unique_ptr<Workspace> workspace) const {
+  const std::lock_guard lock(mutex);
+  idle_workspaces.push_back(std::move(workspace));
+}
+
+// Normalizes text that holds no raw added token, then splits it at the normalized added tokens. at_begin: the
+// text begins with it.
+void Tokenizer::Impl::encode_raw(std::string_view raw, bool at_begin, Workspace& work,
+                                 std::vector<int32_t>& ids) const {
+  const std::string_view normal = nfc ? normalize_nfc(raw, work.normalized) : raw;
+  const std::string_view matched = splits.empty() ? normal : replace_new_code_points(normal, work.matched);
+  work.segments.clear();
+  normalized_matcher.split(normal, work.segments);
+  for (const TextSegment& segment : work.segments) {
+    if (segment.id >= 0) {
+      ids.push_back(segment.id);
+    } else if (space_marks) {
+      encode_marked(normal.substr(segment.begin, segment.end - segment.begin), at_begin && segment.begin == 0,
+                    work, ids);
+    } else {
+      const size_t bytes = segment.end - segment.begin;
+      encode_split(normal.substr(segment.begin, bytes), matched.substr(segment.begin, bytes), 0, work, ids);
+    }
+  }
+}
+
+void Tokenizer::Impl::encode_marked(std::string_view piece, bool at_begin, Workspace& work,
+                                    std::vector<int32_t>& ids) const {
+  mark_spaces(piece, at_begin, space_marks->first, work.prefixed);
+  const std::string_view marked = work.prefixed;
+  for (size_t begin = 0; begin < marked.size();) {
+    const size_t end = space_marks->split ? find_marked_end(marked, begin) : marked.size();
+    encode_word(marked.substr(begin, end - begin), marked.size() - begin, work.cache, ids);
+    begin = end;
+  }
+}
+
+// Divides text by the Split pre-tokenizers from number `split` on. They match `matched` instead, which has
+// the pieces at the same offsets.
+void Tokenizer::Impl::encode_split(std::string_view text, std::string_view matched, size_t split,
+                                   Workspace& work, std::vector<int32_t>& ids) const {
+  if (split == splits.size()) return encode_piece(text, work, ids);
+  splits[split].for_each_piece(matched, work.matches, [&](size_t begin, size_t bytes) {
+    encode_split(text.substr(begin, bytes), matched.substr(begin, bytes), split + 1, work, ids);
+  });
+}
+
+void Tokenizer::Impl::encode_piece(std::string_view piece, Workspace& work, std::vector<int32_t>& ids) const {
+  if (add_prefix_space && piece.front() != ' ') {
+    work.prefixed.assign(1, ' ').append(piece);
+    piece = work.prefixed;
+  }
+  if (!use_regex) return encode_word(piece, piece.size(), work.cache, ids);
+  const CodePointClasses& classes = CodePointClasses::get();
+  for (size_t begin = 0; begin < piece.size();) {
+    const size_t end = find_word_end(piece, begin, classes);
+    encode_word(piece.substr(begin, end - begin), piece.size() - begin, work.cache, ids);
+    begin = end;
+  }
+}
+
+void Tokenizer::Impl::encode_word(std::string_view word, size_t readable, WordCache& cache,
+                                  std::vector<int32_t>& ids) const {
+  if (word.size() > WordCache::kMaxWordBytes) return model.encode(word, ids);
+  const WordCache::Key key = WordCache::make_key(word, readable);
+  WordCache::Entry& entry = cache.entry(key);
+  if (entry.key != key) {
+    const size_t before = ids.size();
+    model.encode(word, ids);
+    const std::span<const int32_t> found = std::span(ids).subspan(before);
+    if (found.size() <= WordCache::kMaxIds) WordCache::store(entry, key, found);
+    return;
+  }
+  ids.insert(ids.end(), entry.ids.begin(), entry.ids.begin() + entry.count);
+}
+
+const std::string* Tokenizer::Impl::spelling(int32_t id) const {
+  const auto found = added.by_id.find(id);
+  return found != added.by_id.end() ? &found->second.spelling : model.vocabulary().token(id);
+}
+
+Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer::~Tokenizer() = default;
+
+Tokenizer Tokenizer::load(const std::filesystem::path& path) {
+  std::string text = read_file(path, kMaxTokenizerBytes);
+  const TokenizerSpec spec = parse_tokenizer_json(text, path.string());
+  return Tokenizer(std::make_unique<Impl>(spec, path.string(), std::move(text)));
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  if (!simdjson::validate_utf8(text.data(), text.size()))
+    throw DataError("byte " + std::to_string(find_invalid_utf8(text).value_or(0)) +
+                    " is not valid UTF-8; convert the text to UTF-8");
+  std::vector<int32_t> ids;
+  ids.reserve(text.size() / 4 + 8);
+  auto work = impl_->borrow_workspace();
+  work->raw_segments.clear();
+  work->matches.set_text_bytes(text.size());
+  impl_->raw_matcher.split(text, work->raw_segments);
+  for (const TextSegment& segment : work->raw_segments) {
+    if (segment.id >= 0)
+      ids.push_back(segment.id);
+    else
+      impl_->encode_raw(text.substr(segment.begin, segment.end - segment.begin), segment.begin == 0, *work,
+                        ids);
+  }
+  impl_->return_workspace(std::move(work));
+  return ids;
+}
+
+std::string Tokenizer::Impl::join(std::span<const std::string* const> tokens) const {
+  if (space_marks && space_marks->decodes) return unmark(tokens);
+  std::string bytes;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (byte_level_decoder) {
+      model.alphabet().append_bytes(bytes, *tokens[i]);
+    } else {
+      if (i > 0) bytes += ' ';
+      bytes += *tokens[i];
+    }
+  }
+  return replace_invalid_utf8(bytes);
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+  std::vector<const std::string*> tokens;
+  for (const int32_t id : ids) {
+    tokens.push_back(impl_->spelling(id));
+    if (tokens.back() == nullptr)
+      throw DataError("token id " + std::to_string(id) + " does not exist; the tokenizer has " +
+                      std::to_string(vocab_size()) + " ids");
+  }
+  std::string text = impl_->join(tokens);
+  if (impl_->space_marks && impl_->space_marks->strips_first && text.starts_with(' ')) text.erase(0, 1);
+  return text;
+}
+
+std::string Tokenizer::decode_generated(std::span<const int32_t> ids) const {
+  std::vector<const std::string*> tokens;
+  for (const int32_t id : ids) {
+    const std::string* token = impl_->spelling(id);
+    if (token != nullptr && !impl_->added.special.contains(*token)) tokens.push_back(token);
+  }
+  return impl_->join(tokens);
+}
+
+int64_t Tokenizer::text_bytes(int32_t id) const {
+  const std::string* token = impl_->spelling(id);
+  if (token == nullptr || impl_->added.special.contains(*token)) return 0;
+  std::string bytes;
+  if (impl_->space_marks && impl_->space_marks->decodes) return marked_bytes(*token);
+  if (!impl_->byte_level_decoder) return static_cast<int64_t>(token->size());
+  impl_->model.alphabet().append_bytes(bytes, *token);
+  return static_cast<int64_t>(bytes.size());
+}
+
+int64_t Tokenizer::vocab_size() const {
+  const int64_t largest = impl_->model.vocabulary().largest_id();
+  return 1 + (impl_->added.by_id.empty() ? largest
+                                         : std::max<int64_t>(largest, impl_->added.by_id.rbegin()->first));
+}
+
+std::optional<int32_t> Tokenizer::token_to_id(std::string_view token) const {
+  const auto found = impl_->added.ids.find(token);
+  return found != impl_->added.ids.end() ? found->second : impl_->model.vocabulary().id(token);
+}
+
+std::optional<std::string_view> Tokenizer::end_of_text_token() const {
+  for (const std::string_view token : kEndOfTextTokens)
+    if (impl_->added.ids.contains(token)) return token;
+  return std::nullopt;
+}
+
+int32_t Tokenizer::end_of_text() const {
+  if (const auto token = end_of_text_token()) return *token_to_id(*token);
+  std::string names;
+  for (const std::string_view token : kEndOfTextTokens) names.append(names.empty() ? "" : ", ").append(token);
+  throw DataError("the tokenizer has no added token that closes each document; add one of " + names);
+}
+
+const std::string& Tokenizer::file_text() const { return impl_->text; }
+const std::string& Tokenizer::hash() const { return impl_->hash; }
+
+}  // namespace dtopp::data

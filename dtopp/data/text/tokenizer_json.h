@@ -1,0 +1,100 @@
+// Parses the parts of a Hugging Face tokenizer.json that BPE needs: byte-level, or of characters with marks
+// for spaces and tokens for bytes, as SentencePiece has it.
+//
+// A component that would change ids and is not supported is a DataError. Truncation, padding and the
+// post-processor are ignored: ids are those of add_special_tokens=False.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace dtopp::data {
+
+// Writes spaces as the mark U+2581 ▁, as SentencePiece does, and reads them back. Bytes of characters that
+// the vocabulary lacks have tokens like <0x0A>.
+
+inline constexpr std::string_view kSpaceMark = "\u2581";
+
+// The pieces of a text that begin with a further mark: none; all; those that do not begin with a space or a
+// mark; of those, the one at the text's begin.
+enum class FirstMark { kNone, kAll, kUnmarked, kUnmarkedAtBegin };
+
+struct SpaceMarks {
+  FirstMark first = FirstMark::kNone;
+  bool split = false;  // each mark begins a word; else a piece is one word
+  bool decodes =
+      false;  // decoding turns marks to spaces and <0x0A> to bytes; else it joins tokens with spaces
+  bool strips_first = false;  // decoding drops a space at the begin
+};
+
+// Writes `piece` with marks to `marked`. at_begin: the piece begins the text.
+void mark_spaces(std::string_view piece, bool at_begin, FirstMark first, std::string& marked);
+
+// Returns the end of the word that begins at `begin` (< text.size()): the next mark, or the end.
+size_t find_marked_end(std::string_view text, size_t begin);
+
+// "<0x0A>"
+std::string byte_token(uint8_t byte);
+
+// Returns the text of tokens: marks become spaces. A run of byte tokens that is not valid UTF-8 becomes a
+// U+FFFD per byte.
+std::string unmark(std::span<const std::string* const> tokens);
+
+// The bytes that the token adds to such a text.
+int64_t marked_bytes(std::string_view token);
+
+// Spellings of the end-of-text token, by model family: GPT and Qwen, Llama 3, DeepSeek, RoBERTa and Mistral.
+inline constexpr std::array<std::string_view, 4> kEndOfTextTokens = {"<|endoftext|>", "<|end_of_text|>",
+                                                                     "<｜end▁of▁sentence｜>", "</s>"};
+
+// Limits on the file: its bytes, its ids (exclusive; also the entries of vocab and of merges), and the bytes
+// of an added token.
+inline constexpr uint64_t kMaxTokenizerBytes = uint64_t{64} << 20;
+inline constexpr int64_t kMaxTokenId = int64_t{1} << 22;
+inline constexpr size_t kMaxAddedTokenBytes = 1024;
+
+struct AddedToken {
+  std::string content;
+  bool single_word = false;
+  bool lstrip = false;
+  bool rstrip = false;
+  bool normalized = false;
+  bool special = false;
+};
+
+// A pre-tokenizer that divides text where a pattern matches, before ByteLevel does.
+struct SplitSpec {
+  std::string pattern;  // a regular expression of Oniguruma
+  std::string field;    // its place in the file
+  bool keep_matches = true;
+  bool keep_rest = true;  // the text between the matches
+};
+
+struct TokenizerSpec {
+  bool nfc = false;
+  std::optional<SpaceMarks> space_marks;  // in place of ByteLevel and its fields
+  std::vector<SplitSpec> splits;          // each divides the pieces of the one before it
+  bool add_prefix_space = false;
+  bool use_regex = true;            // divide by GPT-2's pattern (pre_tokenizer.h)
+  bool byte_level_decoder = false;  // false: decoding joins tokens with spaces
+  std::vector<std::pair<std::string, int32_t>> vocab;
+  std::vector<std::pair<std::string, std::string>> merges;  // best first
+  std::optional<std::string> unk_token;
+  bool fuse_unk = false;
+  bool byte_fallback = false;
+  bool ignore_merges = false;
+  std::vector<AddedToken> added_tokens;
+};
+
+// Parses `text`. Throws DataError, naming `file` and the field, if a field is missing, wrong or not
+// supported.
+TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& file);
+
+}  // namespace dtopp::data
