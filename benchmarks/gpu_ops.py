@@ -50,7 +50,7 @@ class Size:
     vocab: int
     heads: int
     sequence: int
-    rate: tuple  # rows, width of the product that gives the matrix rate; on an H200 as in dtopp/device/matrix_rate.cpp
+    rate: tuple  # rows, width of the product that gives the matrix rate; on an H200 as in dtopp/device/known_devices.cpp
 
     def __iter__(self):
         """tokens, hidden, ffn, experts, active"""

@@ -19,9 +19,9 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/random.h"
-#include "dtopp/distributed/collectives/delayed_collectives.h"
-#include "dtopp/models/registry/make_model.h"
-#include "dtopp/plan/step_time.h"
+#include "dtopp/distributed/delayed_collectives.h"
+#include "dtopp/models/make_model.h"
+#include "dtopp/plan/expert_parallel.h"
 #include "dtopp/train/trainer.h"
 #include "tests/distributed/rank_threads.h"
 

@@ -6,7 +6,7 @@
 
 #include "dtopp/base/progress.h"
 #include "dtopp/base/stop.h"
-#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/distributed/collectives.h"
 #include "dtopp/inference/watch.h"
 
 namespace dtopp::cli {

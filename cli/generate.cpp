@@ -23,7 +23,7 @@
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/progress.h"
-#include "dtopp/distributed/membership/failure.h"
+#include "dtopp/distributed/failure.h"
 #include "dtopp/inference/expert_budget.h"
 #include "dtopp/inference/generator.h"
 #include "dtopp/inference/text_generation.h"

@@ -5,7 +5,6 @@
 #include "cli/option_checks.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/data/text/prepare_text.h"
-#include "dtopp/device/compute_device.h"
 #include "dtopp/device/device.h"
 #include "dtopp/inference/expert_budget.h"
 #include "dtopp/runs/run_directory.h"

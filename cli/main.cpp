@@ -13,7 +13,7 @@
 #include "cli/console.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/config/config.h"
-#include "dtopp/distributed/membership/failure.h"
+#include "dtopp/distributed/failure.h"
 
 // Options of jemalloc, if it is linked. It keeps freed memory, because each training step allocates what the
 // last one freed, and the kernel would clear returned pages again. By default jemalloc does not split a free

@@ -19,7 +19,7 @@
 #include "dtopp/base/stop.h"
 #include "dtopp/data/images/prepare_images.h"
 #include "dtopp/data/text/prepare_text.h"
-#include "dtopp/distributed/membership/failure.h"
+#include "dtopp/distributed/failure.h"
 
 namespace dtopp::cli {
 namespace {

@@ -8,8 +8,8 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/program_version.h"
-#include "dtopp/distributed/membership/cluster.h"
-#include "dtopp/distributed/membership/failure.h"
+#include "dtopp/distributed/cluster.h"
+#include "dtopp/distributed/failure.h"
 #include "dtopp/launch/launch_environment.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/plan/plan.h"

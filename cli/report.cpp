@@ -12,9 +12,8 @@
 #include "cli/option_checks.h"
 #include "cli/run_cost.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/report/page/live_report.h"
-#include "dtopp/report/page/page.h"
-#include "dtopp/report/page/server.h"
+#include "dtopp/report/live_report.h"
+#include "dtopp/report/page.h"
 
 namespace dtopp::cli {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "dtopp/report/sections/input.h"
+#include "dtopp/report/input.h"
 
 namespace dtopp::cli {
 

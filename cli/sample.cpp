@@ -10,7 +10,7 @@
 #include "cli/option_checks.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/progress.h"
-#include "dtopp/distributed/membership/failure.h"
+#include "dtopp/distributed/failure.h"
 #include "dtopp/eval/picture_files.h"
 #include "dtopp/inference/diffusion/text_embeddings.h"
 

@@ -20,7 +20,7 @@
 #include "dtopp/base/progress.h"
 #include "dtopp/base/stop.h"
 #include "dtopp/data/text/prepare_text.h"
-#include "dtopp/distributed/membership/failure.h"
+#include "dtopp/distributed/failure.h"
 #include "dtopp/inference/expert_budget.h"
 #include "dtopp/inference/kept_budgets.h"
 #include "dtopp/serve/service.h"

@@ -13,12 +13,11 @@
 #include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/stop.h"
-#include "dtopp/device/compute_device.h"
 #include "dtopp/device/device.h"
 #include "dtopp/eval/in_training/probes.h"
 #include "dtopp/eval/in_training/training_grids.h"
 #include "dtopp/eval/in_training/training_texts.h"
-#include "dtopp/models/registry/make_model.h"
+#include "dtopp/models/make_model.h"
 #include "dtopp/train/run.h"
 #include "dtopp/train/start.h"
 

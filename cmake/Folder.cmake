@@ -118,7 +118,7 @@ function(dtopp_cuda_library)
   dtopp_use_torch_header(dtopp_cuda)
   set_target_properties(dtopp_cuda PROPERTIES DEFINE_SYMBOL "")
   # NCCL's headers change torch's.
-  set_source_files_properties("${CMAKE_SOURCE_DIR}/dtopp/distributed/collectives/nccl_backend_cuda.cpp"
+  set_source_files_properties("${CMAKE_SOURCE_DIR}/dtopp/distributed/nccl_backend_cuda.cpp"
     PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 

@@ -10,7 +10,7 @@
 #include "dtopp/convert/gguf.h"
 #include "dtopp/convert/gguf_tokenizer.h"
 #include "dtopp/convert/huggingface_config.h"
-#include "dtopp/models/language_model/parameters.h"
+#include "dtopp/models/language_model.h"
 
 namespace dtopp::convert {
 namespace {

@@ -16,7 +16,7 @@
 #include "dtopp/convert/huggingface_tensors.h"
 #include "dtopp/convert/python_code.h"
 #include "dtopp/data/text/tokenizer.h"
-#include "dtopp/models/language_model/parameters.h"
+#include "dtopp/models/language_model.h"
 #include "dtopp/moe/router_state.h"
 
 namespace dtopp::convert {

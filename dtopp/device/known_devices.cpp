@@ -1,10 +1,15 @@
 #include "dtopp/device/known_devices.h"
 
+#include <algorithm>
 #include <array>
 
+#include <ATen/Context.h>
+
 #include "dtopp/base/errors.h"
+#include "dtopp/base/progress.h"
 #include "dtopp/config/config_tree.h"
 #include "dtopp/device/available_memory.h"
+#include "dtopp/ops/gemm/linear.h"
 
 namespace dtopp::device {
 namespace {
@@ -60,6 +65,77 @@ PlanDevice find_device(const std::string& name) {
     if (name == known.name) return {name, known.gibibytes << 30U, known.rates};
   }
   throw UsageError("--device: expected one of cpu, a100, h100, h200, got " + config::quote_for_message(name));
+}
+
+namespace {
+
+constexpr double kLongEnough = 1e-3;  // seconds per product; a call costs a device about 1e-5
+constexpr int kCalls = 8;
+constexpr int64_t kCopiedNumbers = int64_t{1} << 25;  // more than caches hold
+constexpr double kBudget =
+    0.1;  // seconds after which a slow CPU has made its last call: a run waits for this
+
+class Product {
+ public:
+  Product(int64_t rows, int64_t width, const at::TensorOptions& options)
+      : a_(random({rows, width}, options)), b_(random({width, width}, options)), c_(at::mm(a_, b_)) {
+    c_[0][0].item();
+  }
+
+  double flops() const { return 2.0 * static_cast<double>(a_.numel() * b_.size(1)); }
+  double seconds() {
+    const double begin = steady_seconds();
+    at::mm_out(c_, a_, b_);
+    c_[0][0].item();  // waits for the device
+    return steady_seconds() - begin;
+  }
+
+ private:
+  // Constant values would distort the result: a device then draws less power and runs faster. A copy of the
+  // device's generator leaves that one as it is.
+  static at::Tensor random(at::IntArrayRef sizes, const at::TensorOptions& options) {
+    at::Generator generator = at::globalContext().defaultGenerator(options.device()).clone();
+    generator.set_current_seed(1);
+    return at::randn(sizes, generator, options);
+  }
+
+  at::Tensor a_, b_, c_;
+};
+
+}  // namespace
+
+double measure_matrix_rate(const at::TensorOptions& compute) {
+  const at::NoGradGuard no_grad;
+  const bool emulated = compute.dtype() == at::kBFloat16 && !ops::has_bf16_matmul(compute.device());
+  const at::TensorOptions options = emulated ? compute.dtype(at::kFloat) : compute;
+  int64_t rows = 4096, width = 768;
+  Product product(rows, width, options);
+  double best = product.seconds();
+  while (best < kLongEnough && width < 16384) {
+    product = Product(rows *= 2, width *= 2, options);
+    best = product.seconds();
+  }
+  double spent = best;
+  for (int call = 0; call < kCalls && spent < kBudget; ++call) {
+    const double seconds = product.seconds();
+    best = std::min(best, seconds);
+    spent += seconds;
+  }
+  return product.flops() / best;
+}
+
+double measure_memory_rate() {
+  const at::NoGradGuard no_grad;
+  const at::Tensor from = at::ones({kCopiedNumbers}, at::kFloat), to = from.clone();
+  double best = 0, spent = 0;
+  for (int call = 0; call == 0 || (call < kCalls && spent < kBudget); ++call) {
+    const double begin = steady_seconds();
+    to.copy_(from);
+    const double seconds = steady_seconds() - begin;
+    best = call == 0 ? seconds : std::min(best, seconds);
+    spent += seconds;
+  }
+  return 2 * static_cast<double>(from.nbytes()) / best;
 }
 
 }  // namespace dtopp::device

@@ -6,8 +6,9 @@
 #include <string>
 #include <string_view>
 
-namespace dtopp::device {
+#include "dtopp/ops/core/torch.h"
 
+namespace dtopp::device {
 // Peak rates that vendors state.
 struct DeviceRates {
   double bf16_flops = 0, fp32_flops = 0;  // matrix multiplication, per second
@@ -40,5 +41,18 @@ PlanDevice find_device(const std::string& name);
 // Data-sheet FLOP/s of dense matrix multiplication in bf16, else in fp32, for a driver's device name ("NVIDIA
 // H100 80GB HBM3"). nullopt for an unknown device.
 std::optional<double> data_sheet_rate(std::string_view device_name, bool bf16);
+
+// Measures the machine's matrix rate, from which studies forecast their hours, and a CPU's memory rate.
+
+// Returns the FLOP/s of at::mm in the given type on the given device, with the current number of threads.
+//
+// It takes at most a quarter of a second and multiplies 4096 x 768 x 768, or larger matrices if the device
+// needs them to be busy. bf16 on a device without bf16 instructions is measured in fp32, in which that device
+// computes it.
+double measure_matrix_rate(const at::TensorOptions& compute);
+
+// Returns the bytes per second that a CPU reads and writes while it copies 128 MiB, with the current number
+// of threads. It takes at most a quarter of a second.
+double measure_memory_rate();
 
 }  // namespace dtopp::device

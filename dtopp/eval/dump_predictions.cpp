@@ -6,7 +6,7 @@
 #include "dtopp/base/safetensors.h"
 #include "dtopp/config/config.h"
 #include "dtopp/eval/evaluation.h"
-#include "dtopp/models/diffusion_transformer/objective.h"
+#include "dtopp/models/diffusion_transformer.h"
 #include "dtopp/ops/core/host_copy.h"
 
 namespace dtopp::eval {

@@ -7,7 +7,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/data/images/image_data.h"
-#include "dtopp/models/registry/make_model.h"
+#include "dtopp/models/make_model.h"
 #include "dtopp/models/solve_thresholds.h"
 
 namespace dtopp::eval {

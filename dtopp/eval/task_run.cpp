@@ -7,7 +7,7 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/device/device.h"
-#include "dtopp/distributed/groups/rank_agreement.h"
+#include "dtopp/distributed/rank_agreement.h"
 #include "dtopp/eval/scoring.h"
 #include "dtopp/tasks/task_requests.h"
 

@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/distributed/collectives.h"
 #include "dtopp/inference/inference_model.h"
 #include "dtopp/inference/watch.h"
 #include "dtopp/tasks/results.h"

@@ -7,7 +7,7 @@
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/data/text/tokenizer.h"
-#include "dtopp/models/language_model/language_model.h"
+#include "dtopp/models/language_model.h"
 
 namespace dtopp::inference {
 

@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/distributed/collectives.h"
 #include "dtopp/inference/watch.h"
 
 namespace dtopp::inference {

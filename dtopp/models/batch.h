@@ -9,10 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "dtopp/config/data_config.h"
+#include "dtopp/config/run_config.h"
+#include "dtopp/data/text/mixture.h"
 #include "dtopp/ops/core/named_tensors.h"
 
 namespace dtopp::models {
-
 struct Batch {
   // The index of the first sample in the global order. Random values of sample i are drawn at (seed, purpose,
   // position + i). They do not depend on micro-batch size, number of processes or restarts.
@@ -57,5 +59,41 @@ struct TrainingData {
   std::shared_ptr<const Dataset> validation;        // in the order of the data
   std::vector<HeldOutSource> validation_sources{};  // empty: reported together
 };
+
+// Orders training samples by the weights of their sources, for every model type.
+
+// The use of one weighted source up to a position of the training order.
+struct SourceUse {
+  std::string name;   // as it appears in metrics
+  double share = 0;   // share of all samples
+  double epochs = 0;  // passes over the source's own samples
+};
+
+class MixedSources {
+ public:
+  // Mixes the sources of config.data, which have `sizes` samples.
+  MixedSources(const config::RunConfig& config, std::vector<uint64_t> sizes)
+      : order_(config.data.weights(), std::move(sizes), static_cast<uint64_t>(config.training.seed)),
+        names_(config::source_names(config.data.train)) {}
+
+  data::MixedOrder::Draw operator()(uint64_t position) const { return order_(position); }
+  // Returns the use of each source before `position` of the training order.
+  std::vector<SourceUse> use(uint64_t position) const;
+
+ private:
+  data::MixedOrder order_;
+  std::vector<std::string> names_;
+};
+
+// Divides held-out samples into their sources, whose results validation reports separately.
+
+// Returns the sources of data.validation, which have `sizes` samples, one after another; none unless
+// data.validates_by_source(). Throws DataError if a source has no sample.
+std::vector<HeldOutSource> held_out_sources(const config::DataConfig& data,
+                                            const std::vector<uint64_t>& sizes);
+
+// Returns the first samples of each source of `data`: `samples` of them, but at most all. Without sources,
+// returns one without a name.
+std::vector<HeldOutSource> first_of_each(const TrainingData& data, uint64_t samples);
 
 }  // namespace dtopp::models

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/distributed/collectives.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model.h"

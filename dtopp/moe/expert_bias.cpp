@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "dtopp/config/config.h"
-#include "dtopp/moe/token_sampling.h"
+#include "dtopp/moe/router.h"
 
 namespace dtopp::moe {
 namespace {

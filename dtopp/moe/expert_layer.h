@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/distributed/collectives.h"
 #include "dtopp/moe/experts.h"
 #include "dtopp/moe/router.h"
 

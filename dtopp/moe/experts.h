@@ -1,10 +1,61 @@
 // Computes the experts of a layer: on this rank, or on the ranks of an EP group (token_dispatcher.h).
 #pragma once
 
-#include "dtopp/moe/capacity_predictor.h"
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
 
 namespace dtopp::moe {
+
+// Predicts the capacity of each layer, so that the host does not wait for the number of token-expert pairs.
+//
+// A capacity is the number of pairs in the largest micro-batch of the last observed step, times a margin. The
+// trainer runs a step again if a micro-batch exceeds a capacity. Capacities have few sizes and change rarely,
+// so that the allocator can reuse the memory of the previous step. Example: 1000 pairs with margin 1.25 give
+// a capacity of 1280; it stays while steps have 931 to 1137 pairs.
+
+constexpr double kCapacityMargin = 1.25;
+
+// `pairs` times the margin, rounded up to a step of 1/64 to 1/32 of the result.
+inline int64_t round_up_capacity(double pairs, double margin = kCapacityMargin) {
+  const int64_t least = static_cast<int64_t>(margin * pairs) + 1;
+  const int64_t step = std::max<int64_t>(std::bit_floor(static_cast<uint64_t>(least)) / 32, 1);
+  return (least + step - 1) / step * step;
+}
+
+class CapacityPredictor {
+ public:
+  // Predicts nothing: each micro-batch computes its own capacity.
+  CapacityPredictor() = default;
+  explicit CapacityPredictor(double margin) : margin_(margin) {}  // 0: the same
+
+  // Capacity per layer; empty: each micro-batch computes its own.
+  const std::vector<int64_t>& capacity_L() const { return capacity_L_; }
+
+  // Takes, per layer, the largest number of pairs in a micro-batch of a step, over all ranks. A capacity
+  // stays while its spare part is between 0.5 and 1.5 times the margin's.
+  void observe(std::span<const int64_t> max_assignments_L) {
+    if (margin_ == 0) return;
+    capacity_L_.resize(max_assignments_L.size(), -1);
+    for (size_t l = 0; l < capacity_L_.size(); ++l) {
+      const auto most = static_cast<double>(max_assignments_L[l]),
+                 limit = static_cast<double>(capacity_L_[l]);
+      const double spare = (margin_ - 1) * most;
+      if (limit < most + 0.5 * spare || limit > most + 1.5 * spare)
+        capacity_L_[l] = round_up_capacity(most, margin_);
+    }
+  }
+  // Predicts nothing until the next observe(). For a step that exceeded a capacity.
+  void forget() { capacity_L_.clear(); }
+
+ private:
+  double margin_ = 0;
+  std::vector<int64_t> capacity_L_;
+};
 
 class ExpertBackend {
  public:

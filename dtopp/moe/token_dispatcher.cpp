@@ -2,7 +2,7 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "dtopp/distributed/sharding/tree_sum.h"
+#include "dtopp/distributed/tree_sum.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
 
 namespace dtopp::moe {

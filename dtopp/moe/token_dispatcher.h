@@ -17,7 +17,7 @@
 // Source:        paper, Eq. 1
 #pragma once
 
-#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/distributed/collectives.h"
 #include "dtopp/moe/experts.h"
 
 namespace dtopp::moe {

@@ -1,12 +1,144 @@
 #include "dtopp/optim/parameter_store.h"
 
 #include <algorithm>
+#include <memory>
 
+#include "dtopp/checkpoint/tensor_files.h"
+#include "dtopp/distributed/bucketed_reducer.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/optimizer/squared_norms.h"
-#include "dtopp/parameters/initialisation.h"
+#include "dtopp/parameters/parameters.h"
 
 namespace dtopp::optim {
+namespace {
+
+at::Tensor in_fp32(const at::Tensor& gradient) {
+  return gradient.defined() ? gradient.to(at::kFloat).contiguous() : gradient;
+}
+
+}  // namespace
+
+// Called once per backward pass when the gradient of a parameter is complete: by autograd, or by the op that
+// writes the gradient itself.
+class GradientAccumulator::Hook : public ops::GradientAccumulationHook {
+ public:
+  Hook(GradientAccumulator& sums, size_t parameter) : sums_(sums), parameter_(parameter) {}
+
+  // The gradient is undefined if an op has written it or if there is none.
+  void operator()(const at::Tensor& parameter) override {
+    if (parameter.grad().defined())
+      sums_.add(parameter_, std::exchange(parameter.mutable_grad(), at::Tensor()));
+  }
+  ops::AccumulationTarget target() override { return sums_.target(parameter_); }
+  void complete(const ops::AccumulationTarget& target) override { sums_.complete(parameter_, target); }
+
+ private:
+  GradientAccumulator& sums_;
+  size_t parameter_;
+};
+
+GradientAccumulator::GradientAccumulator(const std::vector<at::Tensor>& parameters, bool along_tree,
+                                         Take take, SharedGradients shared)
+    : parameters_(parameters),
+      along_tree_(along_tree),
+      take_(std::move(take)),
+      shared_(std::move(shared)),
+      reducer_index_(parameters.size(), kNotShared),
+      sums_(parameters.size()),
+      reached_(parameters.size()) {
+  for (size_t index = 0; index < shared_.parameters.size(); ++index)
+    reducer_index_[shared_.parameters[index]] = index;
+  for (size_t i = 0; i < parameters.size(); ++i)
+    torch::autograd::impl::set_post_acc_grad_hooks(parameters[i], std::make_unique<Hook>(*this, i));
+}
+
+GradientAccumulator::~GradientAccumulator() {
+  for (const at::Tensor& parameter : parameters_)
+    torch::autograd::impl::set_post_acc_grad_hooks(parameter, nullptr);
+}
+
+void GradientAccumulator::begin(int64_t micro_batches) {
+  left_ = micro_batches;
+  std::fill(reached_.begin(), reached_.end(), 0);
+  for (size_t i = 0; i < sums_.size(); ++i) {
+    sums_[i].finish();
+    if (left_ == 0) take_(i, at::Tensor());
+  }
+}
+
+at::Tensor GradientAccumulator::waiting(size_t parameter) {
+  distributed::TreeAccumulator& sum = sums_[parameter];
+  // Without a tree, the earlier sum is the only stored leaf, and the new gradient is added to it.
+  if (at::Tensor before; !along_tree_ && (before = sum.finish()).defined()) sum.add(std::move(before));
+  return sum.waiting();
+}
+
+ops::AccumulationTarget GradientAccumulator::target(size_t parameter) {
+  const at::Tensor& weight = parameters_[parameter];
+  at::Tensor sum = reduces_each(parameter) ? at::Tensor() : waiting(parameter);
+  if (sum.defined()) return {std::move(sum), true};
+  // In fp32, autograd's gradient becomes the sum without a copy.
+  if (weight.scalar_type() == at::kFloat) return {};
+  return {at::empty(weight.sizes(), weight.options().dtype(at::kFloat)), false};
+}
+
+// Autograd calls a hook once per backward pass. A second gradient therefore comes from another reader of a
+// parameter whose gradient an op has already completed.
+void GradientAccumulator::require_first(size_t parameter) const {
+  TORCH_CHECK(reached_[parameter] == 0, "GradientAccumulator: parameter ", parameter,
+              " got two gradients in one backward pass; an op that completes its gradient must be its only "
+              "reader");
+}
+
+void GradientAccumulator::complete(size_t parameter, const ops::AccumulationTarget& target) {
+  const at::NoGradGuard no_grad;
+  require_first(parameter);
+  if (!target.add) return add(parameter, target.sum);
+  sums_[parameter].added();
+  end(parameter);
+}
+
+void GradientAccumulator::add(size_t parameter, at::Tensor gradient) {
+  const at::NoGradGuard no_grad;
+  require_first(parameter);
+  if (reduces_each(parameter)) {
+    reached_[parameter] = 1;
+    return shared_.reducer->add(reducer_index_[parameter], in_fp32(gradient));
+  }
+  add_to_sum(parameter, std::move(gradient));
+  end(parameter);
+}
+
+// Adding a bf16 gradient to an fp32 sum directly moves half as many bytes as converting it first.
+void GradientAccumulator::add_to_sum(size_t parameter, at::Tensor gradient) {
+  sums_[parameter].add(waiting(parameter).defined() ? std::move(gradient) : in_fp32(gradient));
+}
+
+void GradientAccumulator::end(size_t parameter) {
+  reached_[parameter] = 1;
+  if (left_ > 1) return;
+  at::Tensor sum = sums_[parameter].finish();
+  if (reducer_index_[parameter] == kNotShared) return take_(parameter, std::move(sum));
+  shared_.reducer->add(reducer_index_[parameter], std::move(sum));
+}
+
+void GradientAccumulator::end_micro_batch() {
+  for (size_t i = 0; i < reached_.size(); ++i) {
+    if (reached_[i] == 0) add(i, at::Tensor());
+    reached_[i] = 0;
+  }
+  if (reduces()) {
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> sums = shared_.reducer->finish_reduce_scatter();
+    for (size_t index = 0; index < sums.size(); ++index) {
+      const size_t parameter = shared_.parameters[index];
+      add_to_sum(parameter, std::move(sums[index]));
+      if (left_ == 1) take_(parameter, sums_[parameter].finish());
+    }
+  }
+  left_ -= 1;
+}
+
 namespace {
 
 constexpr size_t kNone = SIZE_MAX;
@@ -204,6 +336,114 @@ void ParameterStore::swap_ema() {
     ema_params_[i].copy_(parameter);
   }
   refresh_copies();
+}
+
+// Reads and writes the store's tensors in checkpoints.
+
+namespace {
+
+distributed::ElementRange elements_of(uint64_t begin_byte, uint64_t bytes) {
+  constexpr auto kElement = static_cast<int64_t>(sizeof(float));
+  const auto begin = static_cast<int64_t>(begin_byte) / kElement;
+  return {begin, begin + static_cast<int64_t>(bytes) / kElement};
+}
+
+TensorSource source_of(const parameters::ParameterSpec& spec, const std::string& suffix = "") {
+  return {spec.name + suffix, "F32", spec.shape, static_cast<uint64_t>(spec.count()) * sizeof(float),
+          TensorSource::Read()};
+}
+
+std::vector<TensorSource> sources_of(const std::vector<parameters::ParameterSpec>& specs) {
+  std::vector<TensorSource> sources;
+  for (const parameters::ParameterSpec& spec : specs) sources.push_back(source_of(spec));
+  return sources;
+}
+
+}  // namespace
+
+void ParameterStore::copy_local_shard(std::span<const std::byte> bytes, size_t parameter,
+                                      const at::Tensor& local_shard) const {
+  const distributed::ElementRange range = this->local_shard(parameter);
+  ops::copy_from_bytes(bytes.subspan(static_cast<size_t>(range.begin) * sizeof(float),
+                                     static_cast<size_t>(range.size()) * sizeof(float)),
+                       local_shard);
+}
+
+void ParameterStore::load(const checkpoint::Checkpoint& checkpoint) {
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    const parameters::ParameterSpec& spec = specs_[i];
+    copy_local_shard(checkpoint.parameter(spec.name, spec.shape), i, main_params_[i]);
+    const std::vector<std::string> names = optimizer_->slots(spec);
+    for (size_t slot = 0; slot < names.size(); ++slot)
+      copy_local_shard(checkpoint.slot(spec.name + "." + names[slot], spec.shape), i, slots_[i][slot]);
+  }
+  updates_.fill_(checkpoint.state().step - checkpoint.state().skipped_steps);
+  refresh_copies();
+}
+
+void ParameterStore::load_ema(const checkpoint::Checkpoint& checkpoint) {
+  for (size_t i = 0; i < specs_.size(); ++i)
+    copy_local_shard(checkpoint.ema(specs_[i].name, specs_[i].shape), i, ema_params_.at(i));
+}
+
+at::Tensor ParameterStore::whole(const std::vector<at::Tensor>& local_shards, size_t parameter) const {
+  const parameters::ParameterSpec& spec = specs_.at(parameter);
+  const distributed::ShardedTensor tensor{&layouts_[parameter], local_shards.at(parameter)};
+  const std::vector<distributed::ShardRequest> on_all(static_cast<size_t>(groups_.size()),
+                                                      {&tensor, {0, spec.count()}});
+  return distributed::gather_shards(*groups_.world, on_all).view(spec.shape);
+}
+
+std::vector<TensorSource> ParameterStore::parameter_sources() const { return sources_of(specs_); }
+
+std::vector<TensorSource> ParameterStore::ema_sources() const {
+  return ema_params_.empty() ? std::vector<TensorSource>() : sources_of(specs_);
+}
+
+std::vector<TensorSource> ParameterStore::slot_sources() const {
+  std::vector<TensorSource> sources;
+  for (const parameters::ParameterSpec& spec : specs_)
+    for (const std::string& slot : optimizer_->slots(spec)) sources.push_back(source_of(spec, "." + slot));
+  return sources;
+}
+
+std::vector<at::Tensor> ParameterStore::saved_shards() const {
+  std::vector<at::Tensor> shards = main_params_;
+  for (const std::vector<at::Tensor>& slots : slots_) shards.insert(shards.end(), slots.begin(), slots.end());
+  shards.insert(shards.end(), ema_params_.begin(), ema_params_.end());
+  return shards;
+}
+
+std::pair<const distributed::ShardLayout*, size_t> ParameterStore::find_saved(
+    const checkpoint::TensorByteRange& range) const {
+  const std::string& name = range.tensor->name;
+  if (range.kind == checkpoint::kModel) return {&layouts_[index_.at(name)], index_.at(name)};
+  size_t position = specs_.size();
+  if (range.kind == checkpoint::kEma) {
+    for (const std::vector<at::Tensor>& slots : slots_) position += slots.size();
+    return {&layouts_[index_.at(name)], position + index_.at(name)};
+  }
+  const size_t dot = name.rfind('.'), parameter = index_.at(name.substr(0, dot));
+  for (size_t i = 0; i < parameter; ++i) position += slots_[i].size();
+  const std::vector<std::string> names = optimizer_->slots(specs_[parameter]);
+  const auto slot = std::ranges::find(names, name.substr(dot + 1)) - names.begin();
+  return {&layouts_[parameter], position + static_cast<size_t>(slot)};
+}
+
+void ParameterStore::collect_saved(const std::vector<checkpoint::TensorByteRange>& by_rank,
+                                   const std::vector<at::Tensor>& shards, distributed::Collectives& ranks,
+                                   const TakeBytes& take) const {
+  std::vector<distributed::ShardedTensor> tensors(by_rank.size());
+  std::vector<distributed::ShardRequest> requests(by_rank.size());
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const checkpoint::TensorByteRange& range = by_rank[rank];
+    if (!range.tensor) continue;
+    const auto [layout, position] = find_saved(range);
+    tensors[rank] = {layout, shards.at(position)};
+    requests[rank] = {&tensors[rank], elements_of(range.begin, range.count)};
+  }
+  const at::Tensor elements = distributed::gather_shards(ranks, requests);
+  if (elements.defined()) ops::copy_to_bytes(elements, take);
 }
 
 }  // namespace dtopp::optim

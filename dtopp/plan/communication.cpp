@@ -4,7 +4,7 @@
 #include <cmath>
 #include <map>
 
-#include "dtopp/distributed/sharding/bucketed_reducer.h"
+#include "dtopp/distributed/bucketed_reducer.h"
 #include "dtopp/moe/expert_bias.h"
 #include "dtopp/moe/expert_normalization.h"
 #include "dtopp/ops/route/cumulative_prob_bins.h"

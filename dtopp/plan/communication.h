@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dtopp/config/run_config.h"
-#include "dtopp/distributed/topology/parallel_dims.h"
+#include "dtopp/distributed/shard_layout.h"
 #include "dtopp/models/model.h"
 
 namespace dtopp::plan {

@@ -4,9 +4,9 @@
 #include <bit>
 
 #include "dtopp/config/config.h"
-#include "dtopp/distributed/sharding/shard_layout.h"
+#include "dtopp/distributed/shard_layout.h"
 #include "dtopp/models/model.h"
-#include "dtopp/models/registry/make_model.h"
+#include "dtopp/models/make_model.h"
 #include "dtopp/optim/optimizer.h"
 #include "dtopp/plan/expert_parallel.h"
 

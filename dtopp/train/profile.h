@@ -14,7 +14,7 @@
 
 #include <ATen/core/ivalue.h>
 
-#include "dtopp/distributed/groups/process_groups.h"
+#include "dtopp/distributed/process_groups.h"
 #include "dtopp/ops/core/torch.h"
 #include "dtopp/train/step.h"
 

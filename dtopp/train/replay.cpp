@@ -9,7 +9,7 @@
 
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
-#include "dtopp/distributed/groups/rank_agreement.h"
+#include "dtopp/distributed/rank_agreement.h"
 #include "dtopp/train/nonfinite_watch.h"
 
 namespace dtopp::train {

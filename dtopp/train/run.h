@@ -12,7 +12,7 @@
 
 #include "dtopp/base/progress.h"
 #include "dtopp/base/stop.h"
-#include "dtopp/distributed/membership/cluster.h"
+#include "dtopp/distributed/cluster.h"
 #include "dtopp/moe/budget_watch.h"
 #include "dtopp/plan/plan.h"
 #include "dtopp/runs/metrics.h"

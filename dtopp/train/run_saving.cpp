@@ -9,7 +9,7 @@
 
 #include "dtopp/base/format.h"
 #include "dtopp/base/progress.h"
-#include "dtopp/distributed/groups/rank_agreement.h"
+#include "dtopp/distributed/rank_agreement.h"
 #include "dtopp/moe/router_state.h"
 
 namespace dtopp::train {

@@ -20,15 +20,15 @@
 #include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/config/config.h"
 #include "dtopp/device/device.h"
-#include "dtopp/distributed/groups/rank_agreement.h"
-#include "dtopp/models/registry/make_model.h"
+#include "dtopp/distributed/rank_agreement.h"
+#include "dtopp/models/make_model.h"
 #include "dtopp/moe/router_state.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/core/simd.h"
 #include "dtopp/ops/gemm/linear.h"
 #include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
-#include "dtopp/optim/schedule.h"
-#include "dtopp/parameters/initialisation.h"
+#include "dtopp/optim/optimizer.h"
+#include "dtopp/parameters/parameters.h"
 
 namespace dtopp::train {
 namespace {

@@ -9,7 +9,7 @@
 #include "dtopp/base/progress.h"
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
-#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/distributed/collectives.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/moe/router.h"
 #include "dtopp/ops/core/torch.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dtopp/config/run_config.h"
-#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/distributed/collectives.h"
 #include "dtopp/moe/activation_statistics.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/core/named_tensors.h"

@@ -9,14 +9,14 @@
 #include <ATen/record_function.h>
 
 #include "dtopp/base/progress.h"
-#include "dtopp/distributed/groups/rank_agreement.h"
-#include "dtopp/distributed/sharding/tree_sum.h"
-#include "dtopp/models/held_out_sources.h"
+#include "dtopp/distributed/rank_agreement.h"
+#include "dtopp/distributed/tree_sum.h"
+#include "dtopp/models/batch.h"
 #include "dtopp/models/solve_thresholds.h"
 #include "dtopp/moe/router_state.h"
 #include "dtopp/moe/routers/make_router.h"
 #include "dtopp/moe/token_dispatcher.h"
-#include "dtopp/optim/schedule.h"
+#include "dtopp/optim/optimizer.h"
 #include "dtopp/train/nonfinite_watch.h"
 #include "dtopp/train/start.h"
 #include "dtopp/train/step.h"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "dtopp/base/stop.h"
-#include "dtopp/distributed/groups/process_groups.h"
+#include "dtopp/distributed/process_groups.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model.h"

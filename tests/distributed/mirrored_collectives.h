@@ -2,7 +2,7 @@
 // this rank sends to it. If the parts differ in size, the rank receives zeros.
 #pragma once
 
-#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/distributed/collectives.h"
 
 namespace dtopp::distributed {
 

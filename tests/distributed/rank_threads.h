@@ -8,8 +8,8 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "dtopp/distributed/collectives/gloo_collectives.h"
-#include "dtopp/distributed/membership/rendezvous.h"
+#include "dtopp/distributed/backend_collectives.h"
+#include "dtopp/distributed/rendezvous.h"
 
 namespace dtopp::distributed {
 

@@ -1,7 +1,7 @@
 // One rank of a group of any size whose other ranks do not exist. It sends nothing and receives nothing.
 #pragma once
 
-#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/distributed/collectives.h"
 
 namespace dtopp::distributed {
 

@@ -11,7 +11,6 @@
 #include "dtopp/inference/inference_model.h"
 #include "dtopp/moe/router_state.h"
 #include "dtopp/moe/routers/make_router.h"
-#include "dtopp/parameters/initialisation.h"
 #include "dtopp/parameters/parameters.h"
 
 namespace dtopp::eval {

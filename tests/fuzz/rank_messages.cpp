@@ -1,7 +1,7 @@
 // Lines that ranks send each other. An accepted line prints and reads back equal.
 #include <sstream>
 
-#include "dtopp/distributed/membership/rank_records.h"
+#include "dtopp/distributed/rank_records.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

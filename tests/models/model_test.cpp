@@ -8,7 +8,7 @@
 
 #include "dtopp/models/batch.h"
 #include "dtopp/models/batch_losses.h"
-#include "dtopp/models/registry/make_model.h"
+#include "dtopp/models/make_model.h"
 #include "tests/moe/fixed_threshold.h"
 
 namespace dtopp::models {

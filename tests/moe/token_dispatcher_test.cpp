@@ -7,7 +7,7 @@
 
 #include <ATen/record_function.h>
 
-#include "dtopp/distributed/sharding/tree_sum.h"
+#include "dtopp/distributed/tree_sum.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
 #include "tests/distributed/rank_threads.h"
 

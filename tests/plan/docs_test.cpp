@@ -11,7 +11,6 @@
 #include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
 #include "dtopp/plan/expert_parallel.h"
-#include "dtopp/plan/step_time.h"
 
 namespace dtopp::plan {
 namespace {

@@ -1,4 +1,4 @@
-#include "dtopp/plan/step_time.h"
+#include "dtopp/plan/expert_parallel.h"
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
 #include "dtopp/config/run_config.h"
-#include "dtopp/report/sections/input.h"
+#include "dtopp/report/input.h"
 #include "dtopp/runs/metrics.h"
 #include "dtopp/study/definition.h"
 #include "tests/base/scratch_directory.h"

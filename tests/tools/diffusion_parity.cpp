@@ -2,11 +2,10 @@
 
 #include <unordered_map>
 
-#include "dtopp/device/compute_device.h"
-#include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
-#include "dtopp/models/diffusion_transformer/image_batches.h"
-#include "dtopp/models/diffusion_transformer/objective.h"
-#include "dtopp/models/registry/make_model.h"
+#include "dtopp/device/device.h"
+#include "dtopp/models/diffusion_transformer.h"
+#include "dtopp/models/image_batches.h"
+#include "dtopp/models/make_model.h"
 #include "dtopp/moe/routers/make_router.h"
 #include "dtopp/moe/routers/top_p.h"
 #include "dtopp/train/trainer.h"

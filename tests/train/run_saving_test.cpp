@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/checkpoint/tensor_files.h"
-#include "dtopp/models/registry/make_model.h"
+#include "dtopp/models/make_model.h"
 #include "dtopp/runs/run_directory.h"
 #include "tests/base/log_text.h"
 #include "tests/base/scratch_directory.h"

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/base/random.h"
-#include "dtopp/models/registry/make_model.h"
+#include "dtopp/models/make_model.h"
 #include "dtopp/train/trainer.h"
 
 namespace dtopp::train {

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "dtopp/models/registry/make_model.h"
+#include "dtopp/models/make_model.h"
 #include "dtopp/plan/plan.h"
 #include "tests/distributed/mirrored_collectives.h"
 #include "tests/distributed/rank_threads.h"

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtopp/models/registry/make_model.h"
+#include "dtopp/models/make_model.h"
 #include "dtopp/moe/routers/make_router.h"
 #include "dtopp/train/trainer.h"
 #include "tiny_model.h"

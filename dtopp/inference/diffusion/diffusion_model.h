@@ -5,7 +5,7 @@
 #include "dtopp/data/images/image_data.h"
 #include "dtopp/inference/checkpoint_tensors.h"
 #include "dtopp/inference/diffusion/sampler.h"
-#include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
+#include "dtopp/models/diffusion_transformer.h"
 
 namespace dtopp::inference {
 

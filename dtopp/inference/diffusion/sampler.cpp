@@ -4,7 +4,7 @@
 #include <string>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/models/diffusion_transformer/objective.h"
+#include "dtopp/models/diffusion_transformer.h"
 
 namespace dtopp::inference {
 namespace {

@@ -19,7 +19,7 @@
 #include <string_view>
 #include <utility>
 
-#include "dtopp/models/diffusion_transformer/diffusion_transformer.h"
+#include "dtopp/models/diffusion_transformer.h"
 
 namespace dtopp::inference {
 

@@ -16,7 +16,6 @@
 
 #include "dtopp/moe/router.h"
 #include "dtopp/moe/routers/ranked_logit.h"
-#include "dtopp/moe/token_sampling.h"
 #include "dtopp/ops/route/logit_histogram.h"
 
 namespace dtopp::moe {

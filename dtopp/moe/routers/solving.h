@@ -8,7 +8,7 @@
 
 #include <c10/util/FunctionRef.h>
 
-#include "dtopp/distributed/collectives/collectives.h"
+#include "dtopp/distributed/collectives.h"
 #include "dtopp/moe/router.h"
 
 namespace dtopp::moe {

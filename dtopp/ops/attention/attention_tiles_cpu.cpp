@@ -7,7 +7,40 @@
 
 #include <ATen/record_function.h>
 
+#include "dtopp/ops/gemm/linear.h"
+
 namespace dtopp::ops {
+namespace {
+
+// Tiles hold heads of kLargestHead numbers at most.
+bool multiplies_in_tiles(const at::Tensor& q) {
+  const bool fits = q.size(3) <= attention_tiles::kLargestHead;
+  return fits && (q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16);
+}
+
+bool widens(const at::Tensor& q) { return q.scalar_type() == at::kBFloat16 && !has_bf16_matmul(q.device()); }
+
+}  // namespace
+
+AttentionResult attention_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal) {
+  if (multiplies_in_tiles(q)) return attention_in_tiles(q, k, v, causal);
+  const at::ScalarType type = widens(q) ? at::kFloat : q.scalar_type();
+  const auto [y, lse] =
+      at::_scaled_dot_product_flash_attention_for_cpu(q.to(type), k.to(type), v.to(type), 0.0, causal);
+  return {y.to(q.scalar_type()), lse};
+}
+
+std::array<at::Tensor, 3> attention_backward_cpu(const at::Tensor& grad_y, const at::Tensor& q,
+                                                 const at::Tensor& k, const at::Tensor& v,
+                                                 const AttentionResult& result, bool causal) {
+  if (multiplies_in_tiles(q)) return attention_backward_in_tiles(grad_y, q, k, v, result, causal);
+  const at::ScalarType type = widens(q) ? at::kFloat : q.scalar_type();
+  const auto [grad_q, grad_k, grad_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      grad_y.to(type), q.to(type), k.to(type), v.to(type), result.y_BHLK.to(type), result.logsumexp_BHL, 0.0,
+      causal);
+  return {grad_q.to(q.scalar_type()), grad_k.to(q.scalar_type()), grad_v.to(q.scalar_type())};
+}
+
 namespace attention_tiles {
 namespace {
 
@@ -130,6 +163,205 @@ AttentionResult attention_in_tiles(const at::Tensor& q, const at::Tensor& k, con
       q, [&](auto scalar, auto tiles) { attend_to_all<decltype(scalar), decltype(tiles)>(q, k, v, s, out); });
   RECORD_OUTPUTS(at::TensorList(out.y_BHLK));
   return out;
+}
+
+// Each thread takes heads. It forms scores and their gradients transposed, with a row per key, in tiles that
+// stay in the first-level cache. Thus both are left operands of the gradients of v and k. A transposition of
+// each strip of queries makes the gradients of the scores the left operand of the gradient of q.
+
+namespace attention_tiles {
+namespace {
+
+constexpr int64_t kBlock = 256;  // queries, and keys, that are multiplied at once
+static_assert(kBlock <= kTileDepth);
+
+template <typename Tiles>
+struct BackwardBuffers {
+  using Number = typename Tiles::Packed;
+  BufferParts<Number> key_rows, value_rows, right_keys;  // of a block of keys
+  BufferParts<Number> queries, grads;                    // of a head
+  BufferParts<Number> right_queries, right_grads;        // of a head, a part per block of queries
+  BufferParts<Number> weights, d_scores;                 // of two blocks, transposed
+  BufferParts<Number> d_scores_left;                     // of a strip of queries and a block of keys
+  BufferParts<float> tile, d_tile, d_keys, d_values, d_queries, logsumexp, means;  // sums, and two per query
+
+  BackwardBuffers(const AttentionSizes& s, const at::TensorOptions& options)
+      : key_rows(1, Tiles::template left_size<Order::kRows>(kBlock, s.K), options),
+        value_rows(1, Tiles::template left_size<Order::kRows>(kBlock, s.K), options),
+        right_keys(1, Tiles::right_size(kBlock, s.K), options),
+        queries(1, Tiles::right_size(s.K, s.L), options),
+        grads(1, Tiles::right_size(s.K, s.L), options),
+        right_queries(blocks(s), Tiles::right_size(kBlock, s.K), options),
+        right_grads(blocks(s), Tiles::right_size(kBlock, s.K), options),
+        weights(1, kBlock * Kind<Tiles>::row_stride(kBlock), options),
+        d_scores(1, kBlock * Kind<Tiles>::row_stride(kBlock), options),
+        d_scores_left(1, Tiles::template left_size<Order::kColumns>(kTile, kBlock), options),
+        tile(1, kTile * kTile, options),
+        d_tile(1, kTile * kTile, options),
+        d_keys(1, kBlock * s.width(), options),
+        d_values(1, kBlock * s.width(), options),
+        d_queries(1, round_up(s.L, kTile) * s.width(), options),
+        logsumexp(1, round_up(s.L, kTile), options),
+        means(1, round_up(s.L, kTile), options) {}
+
+  static int64_t blocks(const AttentionSizes& s) { return round_up(s.L, kBlock) / kBlock; }
+};
+
+template <typename Scalar>
+struct BackwardHead {
+  Rows<Scalar> grad_y, q, k, v, y, grad_q, grad_k, grad_v;
+  const float* logsumexp_L;
+};
+
+template <typename Scalar>
+void prefetch_rows(const Scalar* a, const Scalar* b, int64_t count) {
+  constexpr int64_t kLine = 64 / sizeof(Scalar);
+  for (int64_t i = 0; i < count; i += kLine) {
+    __builtin_prefetch(a + i);
+    __builtin_prefetch(b + i);
+  }
+}
+
+// Fills the numbers per query: its logsumexp, and the sum of grad_y y, which is the mean gradient of the
+// weights. They are 0 for the padding of the last tile, as are its scores. Thus its exponentials stay finite.
+template <typename Scalar, typename Tiles>
+void fill_means(const BackwardHead<Scalar>& in, const AttentionSizes& s, const BackwardBuffers<Tiles>& own) {
+  constexpr int64_t kAhead = 16;  // the rows of a head lie apart, so the processor does not prefetch them
+  float *means = own.means.of(0), *logsumexp = own.logsumexp.of(0);
+  run_widest([&] {
+    for (int64_t l = 0; l < s.L; ++l) {
+      const Scalar *y = in.y(l), *grad = in.grad_y(l);
+      if (l + kAhead < s.L) prefetch_rows(in.y(l + kAhead), in.grad_y(l + kAhead), s.K);
+      float sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < s.K; ++i) sum += load(y[i]) * load(grad[i]);
+      means[l] = sum;
+      logsumexp[l] = in.logsumexp_L[l] * Kind<Tiles>::kBase;
+    }
+  });
+  std::fill(means + s.L, means + round_up(s.L, kTile), 0.0F);
+  std::fill(logsumexp + s.L, logsumexp + round_up(s.L, kTile), 0.0F);
+}
+
+// Adds the part of one block of keys and one of queries to the gradients.
+template <typename Tiles>
+void add_block(const AttentionSizes& s, int64_t key, int64_t query, bool first,
+               const BackwardBuffers<Tiles>& own) {
+  using Kind = Kind<Tiles>;
+  const int64_t keys = std::min(kBlock, s.L - key), queries = std::min(kBlock, s.L - query);
+  const int64_t stride = Kind::row_stride(s.K), long_stride = Kind::row_stride(kBlock), width = s.width();
+  const int64_t depth = Kind::depth(s.K), panel = Kind::panel(), block = query / kBlock;
+  float *tile = own.tile.of(0), *d_tile = own.d_tile.of(0);
+  for (int64_t j = 0; j < keys; j += kTile) {
+    const int64_t strip = std::min(kTile, keys - j), shift = key + j - query;
+    const int64_t begin = s.causal ? std::max<int64_t>(shift, 0) : 0;  // the first query that sees the strip
+    auto *weights = own.weights.of(0) + j * long_stride, *d_scores = own.d_scores.of(0) + j * long_stride;
+    for (int64_t i = begin; i < queries; i += kTile) {
+      const auto multiply = [&](const auto* left, const auto* right, float* to) {
+        Kind::template multiply<Order::kRows>(left + j * stride, stride, right + (query + i) * depth,
+                                              panel * depth, strip, std::min(kTile, queries - i), s.K, false,
+                                              to, kTile);
+      };
+      multiply(own.key_rows.of(0), own.queries.of(0), tile);
+      multiply(own.value_rows.of(0), own.grads.of(0), d_tile);
+      Kind::softmax_gradients(tile, d_tile, strip,
+                              {own.logsumexp.of(0) + query + i, own.means.of(0) + query + i, s.scale(),
+                               s.causal && i == shift, weights + i, d_scores + i, long_stride});
+    }
+    const auto add = [&](const auto* left, const auto* right, float* sums) {
+      Kind::template multiply<Order::kRows>(left + begin, long_stride, right + begin * panel,
+                                            panel * Kind::depth(queries), strip, s.K, queries - begin, !first,
+                                            sums + j * width, width);
+    };
+    add(weights, own.right_grads.of(block), own.d_values.of(0));
+    add(d_scores, own.right_queries.of(block), own.d_keys.of(0));
+  }
+  for (int64_t i = 0; i < queries; i += kTile) {
+    const int64_t strip = std::min(kTile, queries - i);
+    const int64_t seen = s.causal ? std::min(keys, query + i + strip - key) : keys;
+    if (seen <= 0) continue;
+    auto* left = own.d_scores_left.of(0);
+    Tiles::pack_left_columns([&](int64_t j) { return own.d_scores.of(0) + j * long_stride + i; }, strip, seen,
+                             left);
+    Kind::template multiply<Order::kColumns>(left, Kind::row_stride(seen), own.right_keys.of(0),
+                                             panel * Kind::depth(keys), strip, s.K, seen, key > 0,
+                                             own.d_queries.of(0) + (query + i) * width, width);
+  }
+}
+
+// Packs a head's queries or the gradients of its results, for all blocks of keys.
+template <typename Tiles, typename Scalar>
+void pack_queries(const Rows<Scalar>& rows, const AttentionSizes& s, typename Tiles::Packed* transposed,
+                  const BufferParts<typename Tiles::Packed>& right) {
+  Tiles::pack_right_transposed(rows.first, rows.stride, s.K, s.L, 0, s.L, transposed);
+  for (int64_t query = 0; query < s.L; query += kBlock)
+    Tiles::pack_right_rows([&](int64_t i) { return rows(query + i); }, std::min(kBlock, s.L - query), s.K, 0,
+                           s.K, right.of(query / kBlock));
+}
+
+template <typename Scalar, typename Tiles>
+void backward_head(const BackwardHead<Scalar>& in, const AttentionSizes& s,
+                   const BackwardBuffers<Tiles>& own) {
+  const auto write = [&](const float* sums, int64_t count, const Rows<Scalar>& rows, int64_t begin) {
+    run_widest([&] {
+      for (int64_t i = 0; i < count; ++i) copy_converted(sums + i * s.width(), rows(begin + i), s.K);
+    });
+  };
+  fill_means(in, s, own);
+  pack_queries<Tiles>(in.q, s, own.queries.of(0), own.right_queries);
+  pack_queries<Tiles>(in.grad_y, s, own.grads.of(0), own.right_grads);
+  for (int64_t key = 0; key < s.L; key += kBlock) {
+    const int64_t keys = std::min(kBlock, s.L - key);
+    const auto key_row = [&](int64_t j) { return in.k(key + j); };
+    pack_left_rows<Tiles>(key_row, keys, s.K, own.key_rows.of(0));
+    pack_left_rows<Tiles>([&](int64_t j) { return in.v(key + j); }, keys, s.K, own.value_rows.of(0));
+    Tiles::pack_right_rows(key_row, keys, s.K, 0, s.K, own.right_keys.of(0));
+    const int64_t first = s.causal ? key : 0;
+    for (int64_t query = first; query < s.L; query += kBlock)
+      add_block<Tiles>(s, key, query, query == first, own);
+    write(own.d_keys.of(0), keys, in.grad_k, key);
+    write(own.d_values.of(0), keys, in.grad_v, key);
+  }
+  write(own.d_queries.of(0), s.L, in.grad_q, 0);
+}
+
+template <typename Scalar, typename Tiles>
+void backward_of_all(const std::array<at::Tensor, 8>& tensors, const at::Tensor& logsumexp,
+                     const AttentionSizes& s) {
+  std::vector<Heads<Scalar>> heads;
+  heads.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) heads.emplace_back(tensor);
+  const auto* sums = logsumexp.const_data_ptr<float>();
+  at::parallel_for(0, s.B * s.H, 1, [&](int64_t first, int64_t last) {
+    const BackwardBuffers<Tiles> own(s, tensors[0].options());
+    for (int64_t h = first; h < last; ++h)
+      backward_head<Scalar, Tiles>(
+          {heads[0].of(h), heads[1].of(h), heads[2].of(h), heads[3].of(h), heads[4].of(h), heads[5].of(h),
+           heads[6].of(h), heads[7].of(h), sums + h * s.L},
+          s, own);
+    Tiles::release();
+  });
+}
+
+}  // namespace
+}  // namespace attention_tiles
+
+std::array<at::Tensor, 3> attention_backward_in_tiles(const at::Tensor& grad_y, const at::Tensor& q,
+                                                      const at::Tensor& k, const at::Tensor& v,
+                                                      const AttentionResult& result, bool causal) {
+  using namespace attention_tiles;
+  const at::Tensor &y = result.y_BHLK, &logsumexp = result.logsumexp_BHL;
+  RECORD_FUNCTION("dtopp::attention_backward",
+                  (std::array<c10::IValue, 8>{grad_y, q, k, v, y, logsumexp, 0.0, causal}));
+  const AttentionSizes s(q, causal);
+  std::array<at::Tensor, 3> grads;
+  for (at::Tensor& grad : grads) grad = s.empty(q.options());
+  dispatch_kind(q, [&](auto scalar, auto tiles) {
+    backward_of_all<decltype(scalar), decltype(tiles)>({grad_y, q, k, v, y, grads[0], grads[1], grads[2]},
+                                                       logsumexp, s);
+  });
+  RECORD_OUTPUTS(grads);
+  return grads;
 }
 
 }  // namespace dtopp::ops

@@ -4,13 +4,33 @@
 // The kinds are bf16 on a CPU that multiplies bf16, and float for fp32 and for bf16 on other CPUs.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cmath>
 
-#include "dtopp/ops/attention/attention_cpu.h"
+#include "dtopp/ops/core/torch.h"
 #include "dtopp/ops/gemm/cpu_kernel.h"
 
 namespace dtopp::ops {
+
+// Self-attention on a CPU, forward and backward, without autograd.
+//
+// fp32 and bf16 are multiplied on dtopp's tiles. libtorch computes heads of more than 256 numbers.
+
+// The result of attention, and the logarithm of each token's sum of exponentials.
+struct AttentionResult {
+  at::Tensor y_BHLK, logsumexp_BHL;
+};
+
+// self_attention (attention.h). Results do not depend on the number of threads.
+//
+// Preconditions: q, k, v [B, H, L, K] of one shape, on a CPU, not empty
+AttentionResult attention_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal);
+
+// Returns the gradients of q, k and v.
+std::array<at::Tensor, 3> attention_backward_cpu(const at::Tensor& grad_y, const at::Tensor& q,
+                                                 const at::Tensor& k, const at::Tensor& v,
+                                                 const AttentionResult& result, bool causal);
 
 // The passes, of fp32 and bf16. The functions of attention_cpu.h choose between them and libtorch's.
 AttentionResult attention_in_tiles(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -171,4 +191,5 @@ void dispatch_kind(const at::Tensor& q, const Body& body) {
 }
 
 }  // namespace attention_tiles
+
 }  // namespace dtopp::ops

@@ -1,9 +1,13 @@
 #include "dtopp/ops/attention/norm_rotary.h"
 
+#include <vector>
+
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/core/check_tensor.h"
+#include "dtopp/ops/gemm/cpu_kernel.h"
+#include "dtopp/ops/norm/norm_row_cpu.h"
 
 namespace dtopp::ops {
 namespace {
@@ -105,6 +109,185 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
 TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {
   m.impl("norm_rotary_forward", torch::autograd::autogradNotImplementedFallback());
   m.impl("norm_rotary_backward", torch::autograd::autogradNotImplementedFallback());
+}
+
+// Processes one token at a time, while it is in cache: the standard deviation of each row of N numbers, the
+// normalized numbers and the rotation of each head. A token has D / N rows. Each of these is a loop over all
+// rows, so that the processor overlaps the sums of several rows. The backward pass recomputes the normalized
+// rows instead of saving them.
+
+namespace {
+
+// All tensors are contiguous.
+struct NormRotaryInputs {
+  at::Tensor x_TD, gain_N, cos_TK, sin_TK;
+  double eps;
+  bool centred;
+};
+
+// Per-thread copies of a token's rows, 1 / sigma of each row, and the sum of the gain's gradient over the
+// thread's tokens.
+struct TokenBuffers {
+  std::vector<float> normal_D, row_D, inverse, grad_gain_N;
+
+  TokenBuffers(int64_t hidden, int64_t rows)
+      : normal_D(hidden * rows), row_D(hidden * rows), inverse(rows), grad_gain_N(hidden) {}
+};
+
+template <typename Scalar>
+struct Tokens {
+  const Scalar *x_TD, *gain_N;
+  const float *cos_TK, *sin_TK;
+  int64_t hidden, width;  // N, K
+  int64_t rows;           // of a token
+  float eps;
+  bool centred;
+
+  int64_t numbers() const { return hidden * rows; }  // D
+};
+
+template <typename Scalar>
+[[gnu::always_inline]] inline void centre_rows(const Tokens<Scalar>& in, int64_t t, TokenBuffers& buffers) {
+  const Scalar* x = in.x_TD + t * in.numbers();
+  float *normal = buffers.normal_D.data(), *inverse = buffers.inverse.data();
+  for (int64_t row = 0; row < in.rows; ++row)
+    inverse[row] = centre(x + row * in.hidden, in.hidden, in.eps, in.centred, normal + row * in.hidden);
+}
+
+template <typename Scalar>
+[[gnu::always_inline]] inline void forward_token(const Tokens<Scalar>& in, int64_t t, TokenBuffers& buffers,
+                                                 Scalar* y_D) {
+  centre_rows(in, t, buffers);
+  const int64_t hidden = in.hidden, half = in.width / 2;
+  const Scalar* gain = in.gain_N;
+  for (int64_t row = 0; row < in.rows; ++row) {
+    float* n = buffers.normal_D.data() + row * hidden;
+    const float inverse = buffers.inverse[row];
+#pragma omp simd
+    for (int64_t d = 0; d < hidden; ++d) n[d] *= inverse * load(gain[d]);
+  }
+  const float *cos = in.cos_TK + t * in.width, *sin = in.sin_TK + t * in.width;
+  for (int64_t head = 0; head < in.numbers(); head += in.width) {
+    const float *low = buffers.normal_D.data() + head, *high = low + half;
+    Scalar *to_low = y_D + head, *to_high = to_low + half;
+#pragma omp simd
+    for (int64_t i = 0; i < half; ++i) {
+      store(to_low + i, low[i] * cos[i] - high[i] * sin[i]);
+      store(to_high + i, high[i] * cos[i] + low[i] * sin[i]);
+    }
+  }
+}
+
+template <typename Scalar>
+[[gnu::always_inline]] inline void backward_token(const Tokens<Scalar>& in, int64_t t, const Scalar* grad_D,
+                                                  TokenBuffers& buffers, Scalar* grad_x_D) {
+  centre_rows(in, t, buffers);
+  const int64_t hidden = in.hidden, half = in.width / 2;
+  const float *cos = in.cos_TK + t * in.width, *sin = in.sin_TK + t * in.width;
+  for (int64_t head = 0; head < in.numbers(); head += in.width) {  // the inverse rotation
+    const Scalar *low = grad_D + head, *high = low + half;
+    float *to_low = buffers.row_D.data() + head, *to_high = to_low + half;
+#pragma omp simd
+    for (int64_t i = 0; i < half; ++i) {
+      const float a = load(low[i]), b = load(high[i]);
+      to_low[i] = a * cos[i] + b * sin[i];
+      to_high[i] = b * cos[i] - a * sin[i];
+    }
+  }
+  float* grad_gain = buffers.grad_gain_N.data();
+  const Scalar* gain = in.gain_N;
+  for (int64_t row = 0; row < in.rows; ++row) {
+    float *normal = buffers.normal_D.data() + row * hidden, *grad = buffers.row_D.data() + row * hidden;
+    const float inverse = buffers.inverse[row];
+#pragma omp simd
+    for (int64_t d = 0; d < hidden; ++d) {
+      normal[d] *= inverse;
+      grad_gain[d] += grad[d] * normal[d];
+      grad[d] *= load(gain[d]);
+    }
+    store_norm_gradient<Scalar>(normal, grad, hidden, inverse, in.centred, nullptr, grad_x_D + row * hidden);
+  }
+}
+
+template <typename Scalar>
+Tokens<Scalar> tokens_of(const NormRotaryInputs& in) {
+  return {in.x_TD.const_data_ptr<Scalar>(),
+          in.gain_N.const_data_ptr<Scalar>(),
+          in.cos_TK.const_data_ptr<float>(),
+          in.sin_TK.const_data_ptr<float>(),
+          in.gain_N.size(0),
+          in.cos_TK.size(1),
+          in.x_TD.size(1) / in.gain_N.size(0),
+          static_cast<float>(in.eps),
+          in.centred};
+}
+
+// Calls body(token, buffers) for each token. Returns the buffers of the threads' shares in their order.
+template <typename Body>
+std::vector<TokenBuffers> for_tokens(const NormRotaryInputs& in, const Body& body) {
+  const int64_t tokens = in.x_TD.size(0), hidden = in.gain_N.size(0), shares = thread_shares(tokens);
+  std::vector<TokenBuffers> buffers(shares, TokenBuffers(hidden, in.x_TD.size(1) / hidden));
+  at::parallel_for(0, shares, 1, [&](int64_t first, int64_t last) {
+    for (int64_t share = first; share < last; ++share) {
+      run_widest([&] {
+        for (int64_t t = tokens * share / shares; t < tokens * (share + 1) / shares; ++t)
+          body(t, buffers[share]);
+      });
+    }
+  });
+  return buffers;
+}
+
+at::Tensor norm_rotary_cpu(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
+                           const at::Tensor& sin_TK, double eps, bool centred) {
+  check_norm_rotary("norm_rotary_forward", x_TD, gain_N, cos_TK, sin_TK);
+  const NormRotaryInputs in{
+      x_TD.contiguous(), gain_N.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centred};
+  const int64_t width = in.cos_TK.size(1);
+  at::Tensor y_THK = at::empty({in.x_TD.size(0), in.x_TD.size(1) / width, width}, in.x_TD.options());
+  dispatch_scalar(in.x_TD, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    const auto tokens = tokens_of<Scalar>(in);
+    auto* y = y_THK.mutable_data_ptr<Scalar>();
+    for_tokens(in, [&](int64_t t, TokenBuffers& buffers) {
+      forward_token(tokens, t, buffers, y + t * tokens.numbers());
+    });
+  });
+  return y_THK;
+}
+
+std::tuple<at::Tensor, at::Tensor> norm_rotary_backward_cpu(const at::Tensor& grad_y, const at::Tensor& x_TD,
+                                                            const at::Tensor& gain_N,
+                                                            const at::Tensor& cos_TK,
+                                                            const at::Tensor& sin_TK, double eps,
+                                                            bool centred) {
+  check_norm_rotary_backward(grad_y, x_TD, gain_N, cos_TK, sin_TK);
+  const NormRotaryInputs in{
+      x_TD.contiguous(), gain_N.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centred};
+  const at::Tensor grad_y_THK = grad_y.contiguous();
+  const int64_t hidden = in.gain_N.size(0);
+  at::Tensor grad_x_TD = at::empty_like(in.x_TD), grad_gain_N = at::zeros({hidden}, at::kFloat);
+  dispatch_scalar(in.x_TD, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    const auto tokens = tokens_of<Scalar>(in);
+    const auto* grad_y = grad_y_THK.const_data_ptr<Scalar>();
+    auto* grad_x = grad_x_TD.mutable_data_ptr<Scalar>();
+    const auto shares = for_tokens(in, [&](int64_t t, TokenBuffers& buffers) {
+      backward_token(tokens, t, grad_y + t * tokens.numbers(), buffers, grad_x + t * tokens.numbers());
+    });
+    auto* grad_gain = grad_gain_N.mutable_data_ptr<float>();
+    for (const TokenBuffers& share : shares) {
+      for (int64_t d = 0; d < hidden; ++d) grad_gain[d] += share.grad_gain_N[d];
+    }
+  });
+  return {grad_x_TD, grad_gain_N.to(in.gain_N.scalar_type())};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(dtopp, CPU, m) {
+  m.impl("norm_rotary_forward", norm_rotary_cpu);
+  m.impl("norm_rotary_backward", norm_rotary_backward_cpu);
 }
 
 }  // namespace dtopp::ops

@@ -4,7 +4,7 @@
 
 #include "dtopp/ops/attention/attention.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
-#include "dtopp/ops/gemm/linear_cpu.h"
+#include "dtopp/ops/gemm/linear.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
 #include "tests/ops/reference.h"
 #include "tests/ops/tiles_bf16/matrix_unit_on_host.h"

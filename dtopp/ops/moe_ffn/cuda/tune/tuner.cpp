@@ -10,7 +10,6 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
-#include "dtopp/device/compute_device.h"
 #include "dtopp/device/device.h"
 #include "dtopp/launch/timed_child.h"
 

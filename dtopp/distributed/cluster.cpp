@@ -1,0 +1,197 @@
+#include "dtopp/distributed/cluster.h"
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <span>
+#include <thread>
+
+#include <ATen/Parallel.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "dtopp/base/cpu_cores.h"
+#include "dtopp/base/hash.h"
+#include "dtopp/base/stop.h"
+#include "dtopp/device/device.h"
+#include "dtopp/distributed/rank_agreement.h"
+#include "dtopp/distributed/rank_exchange.h"
+#include "dtopp/distributed/rendezvous.h"
+
+namespace dtopp::distributed {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr char kLoopback[] = "127.0.0.1";
+constexpr char kLostKey[] = "lost";
+
+// After a failed collective, a rank waits this long for the watcher to find the lost rank.
+constexpr milliseconds kPatience{3000};
+
+// A rank waits this long for the same error of another rank before it prints its own.
+constexpr milliseconds kSameError{500};
+
+// The same before the ranks have joined: they may start at different times.
+constexpr milliseconds kEarlyError{3000};
+
+// Ends without waiting for collectives that other ranks will not finish.
+[[noreturn]] void end_silently(ExitStatus status) {
+  std::fflush(nullptr);
+  _exit(static_cast<int>(status));
+}
+
+}  // namespace
+
+Cluster::Cluster(launch::LaunchEnvironment environment, std::string (*version)())
+    : environment_(std::move(environment)), version_(version), local_rank_(environment_.local_rank) {
+  if (environment_.alone()) return;
+  configure_transport();
+  // If torchrun's agent dies, no process supervises or restarts its ranks. They receive SIGTERM, save and
+  // stop.
+  if (environment_.launcher_holds_store && environment_.launcher == launch::Launcher::kEnvironment)
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+}
+
+Cluster::~Cluster() = default;
+
+void Cluster::open_store(milliseconds timeout) {
+  if (store_) return;
+  store_ = make_store({.host = environment_.master_addr,
+                       .port = environment_.master_port,
+                       .is_server = is_server(),
+                       .loopback_only = is_local(),
+                       .prefix = environment_.store_prefix,
+                       .timeout = timeout})
+               .store;
+}
+
+void Cluster::join(std::chrono::seconds timeout) {
+  if (environment_.alone()) return;
+  open_store(StoreOptions().timeout);
+  const std::vector<RankRecord> ranks =
+      exchange_records(*store_, rank(), size(), own_record(environment_.master_addr, version_()));
+  const auto own = ranks.begin() + rank();
+  const auto is_here = [&](const RankRecord& other) { return other.host == own->host; };
+  const bool is_reported = environment_.local_world_size > 0;
+  local_size_ = is_reported ? environment_.local_world_size : std::ranges::count_if(ranks, is_here);
+  local_rank_ = is_reported ? environment_.local_rank : std::count_if(ranks.begin(), own, is_here);
+  nodes_ = count_nodes(ranks, local_size_);
+  address_ = is_local() ? kLoopback : own_address(routes_of(ranks), static_cast<size_t>(rank()));
+  // Gloo's timeout is longer than the watcher's, so that the watcher, which has more details, reports first.
+  collective_timeout_ = std::max<milliseconds>(GlooOptions().timeout, 2 * timeout);
+  if (environment_.launcher == launch::Launcher::kOwn) report_ = store_->clone();
+  WatcherOptions watched{.rank = rank(),
+                         .hosts = hosts_of(ranks),
+                         .address = is_local() ? kLoopback : environment_.master_addr,
+                         .loopback_only = is_local(),
+                         .limits = {.silent = static_cast<double>(timeout.count())}};
+  watcher_ =
+      std::make_unique<Watcher>(store_, std::move(watched), counts_, static_cast<WatchedProcess&>(*this));
+  check_versions(ranks);
+}
+
+const ProcessGroups& Cluster::connect(const at::Device& device, int64_t ep_size) {
+  groups_.device = device;
+  if (environment_.alone()) return groups_;
+  const ParallelDims dims = ParallelDims{size(), nodes_, ep_size}.with_nested_nodes();
+  try {
+    groups_ = make_process_groups(store_, rank(), dims, {.host = address_, .timeout = collective_timeout_},
+                                  counts_);
+  } catch (...) {
+    watcher_->await_loss(kPatience);  // another rank may have failed first
+    throw;
+  }
+  groups_.ranks_here = local_size_;
+  if (local_size_ > 1) at::set_num_threads(static_cast<int>(share_of_cores(local_size_)));
+  check_devices(device::device_identity(device), *groups_.world);
+  if (device.is_cpu()) return groups_;
+  devices_ = std::make_unique<DeviceGroups>(groups_, store_, device, collective_timeout_, counts_);
+  watched_devices_ = devices_.get();
+  return groups_;
+}
+
+void Cluster::begin(int64_t step, const char* activity) {
+  if (watcher_) watcher_->begin(step, activity);
+}
+
+void Cluster::run(const std::function<void()>& body) {
+  if (environment_.alone()) return body();
+  try {
+    body();
+    if (devices_) devices_->finish();
+    if (watcher_) watcher_->leave();
+  } catch (const RankLost&) {
+    if (watcher_) {
+      watcher_->await_loss(kPatience);
+      watcher_->leave();
+    }
+    if (environment_.launcher == launch::Launcher::kOwn) end_silently(ExitStatus::kResource);
+    throw;
+  } catch (const std::exception& error) {
+    const Failure failure = failure_of(error);
+    const bool is_early = dynamic_cast<const StoppedEarly*>(&error) != nullptr;
+    const bool is_of_all =
+        !is_early && (failure.status == ExitStatus::kStopped || failure.status == ExitStatus::kNumerical ||
+                      dynamic_cast<const RanksDiffer*>(&error) != nullptr);
+    if (watcher_ && is_of_all) watcher_->leave();
+    // Rank 0's watcher prints an early stop of another rank. Before it exists, dtopp's own launcher has a
+    // store in which ranks agree on one line.
+    const bool can_agree = !is_early || (!watcher_ && environment_.launcher == launch::Launcher::kOwn);
+    const bool is_silent = is_of_all || !can_agree ? !is_main_rank() : !prints(failure.message);
+    if (watcher_ && !is_of_all) watcher_->fail(static_cast<int>(failure.status), failure.message);
+    // The other ranks may still read the store, or look for this error in it.
+    if (is_server() && failure.status != ExitStatus::kStopped)
+      std::this_thread::sleep_for(watcher_ ? 2 * kSameError : kEarlyError);
+    if (is_silent) end_silently(failure.status);
+    throw;
+  }
+}
+
+// Rank 0 prints its errors, another rank those that rank 0 does not have. Of several such ranks, the first
+// one prints.
+bool Cluster::prints(const std::string& message) {
+  const std::string key = "error/" + hash_bytes(std::as_bytes(std::span(message)));
+  try {
+    open_store(kEarlyError);
+    if (is_main_rank()) {
+      store_->set(key, std::string("rank 0"));
+      return true;
+    }
+    store_->wait({key}, watcher_ ? kSameError : kEarlyError);
+    return false;
+  } catch (const std::exception&) {  // no such key, or no store
+  }
+  try {
+    return !store_ || store_->add(key + "/others", 1) == 1;
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
+// Called from the watcher thread.
+void Cluster::on_loss(const LostRank& lost) {
+  if (lost.status == static_cast<int64_t>(ExitStatus::kStopped)) {
+    if (is_main_rank()) std::fprintf(stderr, "dtopp: %s\n", lost.line().c_str());
+    _exit(static_cast<int>(ExitStatus::kStopped));
+  }
+  if (environment_.launcher == launch::Launcher::kOwn)
+    report_->compareSet(kLostKey, "", lost.to_text());  // the first report names the cause of the others
+  else
+    std::fprintf(stderr, "dtopp: error: %s\n", lost.line().c_str());
+  _exit(static_cast<int>(ExitStatus::kResource));  // no flush: it could block on another thread's write
+}
+
+std::string Cluster::device_failure() {
+  const DeviceGroups* const devices = watched_devices_;
+  return devices != nullptr ? devices->failure() : "";
+}
+
+std::optional<LostRank> reported_loss(c10d::Store& store) {
+  if (!store.check({kLostKey})) return std::nullopt;
+  return LostRank::from_text(store.get_to_str(kLostKey));
+}
+
+}  // namespace dtopp::distributed
