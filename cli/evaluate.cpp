@@ -34,12 +34,11 @@
 #include "dtopp/eval/activation_analysis.h"
 #include "dtopp/eval/evaluation.h"
 #include "dtopp/eval/perplexity.h"
-#include "dtopp/eval/routing_file.h"
-#include "dtopp/eval/task_run.h"
+#include "dtopp/eval/scoring.h"
 #include "dtopp/eval/token_counts.h"
 #include "dtopp/inference/expert_budget.h"
-#include "dtopp/tasks/task_requests.h"
 #include "dtopp/tasks/evaluation_files.h"
+#include "dtopp/tasks/task_requests.h"
 
 namespace dtopp::cli {
 

@@ -27,7 +27,6 @@
 #include "dtopp/inference/expert_budget.h"
 #include "dtopp/inference/generator.h"
 #include "dtopp/inference/text_generation.h"
-#include "dtopp/inference/text_session.h"
 
 namespace dtopp::cli {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "dtopp/eval/evaluation_text.h"
+#include "dtopp/eval/perplexity.h"
 #include "dtopp/inference/inference_model.h"
 
 namespace dtopp::cli {

@@ -15,8 +15,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include "dtopp/base/format.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 
 namespace dtopp::cli {
 

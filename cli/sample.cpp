@@ -12,7 +12,7 @@
 #include "dtopp/base/progress.h"
 #include "dtopp/distributed/failure.h"
 #include "dtopp/eval/picture_files.h"
-#include "dtopp/inference/diffusion/text_embeddings.h"
+#include "dtopp/inference/diffusion_model.h"
 
 namespace dtopp::cli {
 namespace {

@@ -22,7 +22,6 @@
 #include "dtopp/data/text/prepare_text.h"
 #include "dtopp/distributed/failure.h"
 #include "dtopp/inference/expert_budget.h"
-#include "dtopp/inference/kept_budgets.h"
 #include "dtopp/serve/service.h"
 
 namespace dtopp::cli {

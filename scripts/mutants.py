@@ -24,13 +24,13 @@ MUTANTS = {
         "rule.renormalize ? chosen_sum / chosen_sum : 1",
         ["test_ops"], ["build/release/bin/test_ops"]),
     "windup": (
-        "dtopp/moe/threshold_controller.cpp", "if (config_.anti_windup)", "if (false)",
+        "dtopp/moe/routers/dtop_p.cpp", "if (config_.anti_windup)", "if (false)",
         ["test_moe"], ["build/release/bin/test_moe"]),
     "missing fsync": (
         "dtopp/base/files.cpp", "retry([&] { return ::fsync(descriptor_); }) != 0", "false",
         ["fault_shim", "checkpoint_driver"], [PYTHON, "-m", "pytest", "-q", "-x", "tests/python/train/test_faults.py"]),
     "snapshot taken too late": (
-        "dtopp/train/run_saving.cpp", "snapshot_->get()", "trainer_.parameters().saved_shards()",
+        "dtopp/train/run.cpp", "snapshot_->get()", "trainer_.parameters().saved_shards()",
         ["test_train"], ["build/release/bin/test_train", "--gtest_filter=RunSaver.*"]),
     "manifest before data": (
         "dtopp/base/durable.cpp",
@@ -52,10 +52,10 @@ MUTANTS = {
         "dtopp/tasks/prompts.cpp", "if (value != item)", "if (value >= 0)",
         ["test_tasks"], ["build/release/bin/test_tasks", "--gtest_filter=Exemplars.*"]),
     "error divided by the target instead of the number of experts": (
-        "dtopp/moe/threshold_controller.cpp", "/ num_experts_;", "/ target_C_;",
+        "dtopp/moe/routers/dtop_p.cpp", "/ num_experts_;", "/ target_C_;",
         ["test_moe"], ["build/release/bin/test_moe"]),
     "what was missing made up for in the wrong direction": (
-        "dtopp/moe/threshold_controller.cpp", "threshold(target_C_ + now_C * num_experts_)",
+        "dtopp/moe/routers/dtop_p.cpp", "threshold(target_C_ + now_C * num_experts_)",
         "threshold(target_C_ - now_C * num_experts_)",
         ["test_moe"], ["build/release/bin/test_moe", "--gtest_filter=SolvingController*"]),
     "a stage not fenced off for wgmma": (

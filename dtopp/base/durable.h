@@ -14,7 +14,7 @@ namespace dtopp {
 
 // Creates directories atomically: they appear complete or not at all.
 
-// A directory that has a temporary name beside `path` (base/temporary.h) until commit().
+// A directory that has a temporary name beside `path` (base/files.h) until commit().
 class AtomicDirectory {
  public:
   // Throws DataError if `path` exists and `replace` is false, or if the parent of `path` is missing. With

@@ -1,7 +1,5 @@
 #include "dtopp/base/hash.h"
 
-#include <xxhash.h>
-
 #include <array>
 #include <new>
 #include <span>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include <openssl/evp.h>
+#include <xxhash.h>
 
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/stop.h"

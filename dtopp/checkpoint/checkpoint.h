@@ -46,11 +46,11 @@ std::string format_training_state(const TrainingState& state);
 TrainingState parse_training_state(const std::string& text, const std::string& what);
 
 // The communication between ranks that save one checkpoint together. This file is only an interface, because
-// checkpoint/ must not depend on distributed/. train/run_saving.cpp implements it.
+// checkpoint/ must not depend on distributed/. train/run.cpp implements it.
 
 // Bytes [begin, begin + count) of a tensor, in whole elements; no bytes if `tensor` is null.
 struct TensorByteRange {
-  std::string_view kind{};               // kModel, kOptimizer or kEma (checkpoint_layout.h)
+  std::string_view kind{};               // kModel, kOptimizer or kEma (tensor_files.h)
   const TensorSource* tensor = nullptr;  // kind and name identify its bytes; `read` may be null
   uint64_t begin = 0, count = 0;
 };
@@ -100,7 +100,7 @@ struct CheckpointContents {
   std::vector<TensorSource> optimizer;   // "<parameter>.<slot>", e.g. ".exp_avg"
   std::string config_yaml;
   std::string tokenizer_json;  // empty: the data has no tokenizer
-  std::string images_json{};   // image models only (data/images/image_layout_json.h)
+  std::string images_json{};   // image models only (data/images/image_data.h)
   // The moving averages in fp32, under the parameters' names; empty if there are none.
   std::vector<TensorSource> ema{};
   // The router's state (moe/router_state.h), the same on every rank; empty if it has none.

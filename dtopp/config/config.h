@@ -20,8 +20,8 @@
 #include <utility>
 #include <vector>
 
-#include "dtopp/base/format.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/format.h"
 #include "dtopp/config/config_tree.h"
 
 namespace dtopp::config {

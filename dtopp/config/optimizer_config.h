@@ -11,7 +11,7 @@
 
 namespace dtopp::config {
 
-enum class Schedule { kCosine, kWsd, kConstant, kLinear };  // of the learning rate (optim/schedule.h)
+enum class Schedule { kCosine, kWsd, kConstant, kLinear };  // of the learning rate (optim/optimizer.h)
 
 constexpr auto enum_names(Schedule) {
   return std::array<std::pair<Schedule, std::string_view>, 4>{{{Schedule::kCosine, "cosine"},
@@ -25,7 +25,7 @@ struct OptimizerConfig {
   double min_lr = 3.0e-5;
   Schedule schedule = Schedule::kCosine;
   int64_t warmup_steps = 2500;
-  double router_lr_factor = 1.0;    // of the rate of the routers' parameters (optim/schedule.h)
+  double router_lr_factor = 1.0;    // of the rate of the routers' parameters (optim/optimizer.h)
   int64_t router_warmup_steps = 0;  // in which it rises from 0, too
   int64_t decay_steps = 0;          // wsd: number of last steps in which lr falls to min_lr
   std::vector<double> betas = {0.9, 0.95};

@@ -9,11 +9,11 @@
 #include <string_view>
 #include <vector>
 
+#include "dtopp/config/config_tree.h"
 #include "dtopp/config/data_config.h"
 #include "dtopp/config/model_config.h"
 #include "dtopp/config/optimizer_config.h"
 #include "dtopp/config/routing_config.h"
-#include "dtopp/config/config_tree.h"
 
 namespace dtopp::config {
 
@@ -102,7 +102,7 @@ struct ParallelConfig {
   // Ranks of a node that share the experts of each layer. auto: the fewest with which the run fits in memory.
   ExpertParallel expert_parallel;
   bool reproducible = true;  // the same bits for every power-of-two number of ranks
-  int64_t timeout = 60;  // seconds after which a silent rank is lost (distributed/membership/rank_records.h)
+  int64_t timeout = 60;  // seconds after which a silent rank is lost (distributed/rank_records.h)
 };
 
 struct ValidationConfig {

@@ -1,18 +1,168 @@
 #include "dtopp/convert/convert_gguf.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/config/run_config.h"
-#include "dtopp/convert/gguf.h"
-#include "dtopp/convert/gguf_tokenizer.h"
 #include "dtopp/convert/huggingface_config.h"
+#include "dtopp/data/text/tokenizer_json.h"
 #include "dtopp/models/language_model.h"
 
 namespace dtopp::convert {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "GGUF files are little-endian");
+
+constexpr std::string_view kMagic = "GGUF";
+constexpr uint32_t kVersion = 3, kF32 = 0;
+constexpr uint64_t kAlignment = 32;
+// Types of values.
+constexpr uint32_t kUint32 = 4, kInt32 = 5, kFloat32 = 6, kBool = 7, kString = 8, kArray = 9;
+
+template <typename T>
+void append_number(std::string& bytes, T number) {
+  bytes.append(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+void append_text(std::string& bytes, std::string_view text) {
+  append_number<uint64_t>(bytes, text.size());
+  bytes.append(text);
+}
+
+uint64_t aligned(uint64_t size) { return (size + kAlignment - 1) / kAlignment * kAlignment; }
+
+void pad_tensors(OutputFile& file) {
+  const std::string zeros(aligned(file.size()) - file.size(), '\0');
+  file.write(zeros);
+}
+
+void begin_value(std::string& bytes, uint64_t& size, std::string_view key, uint32_t type) {
+  append_text(bytes, key);
+  append_number(bytes, type);
+  ++size;
+}
+
+}  // namespace
+
+void GgufMetadata::add(std::string_view key, std::string_view value) {
+  begin_value(bytes_, size_, key, kString);
+  append_text(bytes_, value);
+}
+
+void GgufMetadata::add(std::string_view key, bool value) {
+  begin_value(bytes_, size_, key, kBool);
+  append_number<uint8_t>(bytes_, value ? 1 : 0);
+}
+
+void GgufMetadata::add(std::string_view key, int64_t value) {
+  begin_value(bytes_, size_, key, kUint32);
+  append_number(bytes_, static_cast<uint32_t>(value));
+}
+
+void GgufMetadata::add(std::string_view key, double value) {
+  begin_value(bytes_, size_, key, kFloat32);
+  append_number(bytes_, static_cast<float>(value));
+}
+
+void GgufMetadata::add(std::string_view key, const std::vector<std::string>& values) {
+  begin_value(bytes_, size_, key, kArray);
+  append_number(bytes_, kString);
+  append_number<uint64_t>(bytes_, values.size());
+  for (const std::string& value : values) append_text(bytes_, value);
+}
+
+void GgufMetadata::add(std::string_view key, const std::vector<int32_t>& values) {
+  begin_value(bytes_, size_, key, kArray);
+  append_number(bytes_, kInt32);
+  append_number<uint64_t>(bytes_, values.size());
+  for (const int32_t value : values) append_number(bytes_, value);
+}
+
+void write_gguf(OutputFile& file, const GgufMetadata& metadata, const std::vector<TensorSource>& tensors) {
+  std::string head(kMagic);
+  append_number(head, kVersion);
+  append_number<uint64_t>(head, tensors.size());
+  append_number(head, metadata.size());
+  head += metadata.bytes();
+  uint64_t offset = 0;
+  for (const TensorSource& tensor : tensors) {
+    append_text(head, tensor.name);
+    append_number(head, static_cast<uint32_t>(tensor.shape.size()));
+    for (size_t i = tensor.shape.size(); i-- > 0;)
+      append_number<int64_t>(head, tensor.shape[i]);  // rows come first
+    append_number(head, kF32);
+    append_number(head, offset);
+    offset = aligned(offset + tensor.size);
+  }
+  file.write(head);
+  for (const TensorSource& tensor : tensors) {
+    pad_tensors(file);
+    tensor.read(0, tensor.size, [&](std::span<const std::byte> bytes) { file.write(bytes); });
+  }
+  pad_tensors(file);
+}
+
+namespace {
+
+// Types of tokens.
+constexpr int32_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
+
+// llama.cpp's names for the patterns that divide text into words. GPT-2's is the one of ByteLevel.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kPatterns = {
+    {{R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+      "llama-bpe"},
+     {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+      "qwen2"}}};
+
+std::optional<std::string_view> pattern_name(const data::TokenizerSpec& spec) {
+  if (spec.space_marks || spec.add_prefix_space || spec.byte_fallback) return std::nullopt;
+  if (spec.use_regex) return spec.splits.empty() ? std::optional("gpt-2") : std::nullopt;
+  if (spec.splits.size() != 1) return std::nullopt;
+  for (const auto& [pattern, name] : kPatterns)
+    if (spec.splits[0].pattern == pattern) return name;
+  return std::nullopt;
+}
+
+}  // namespace
+
+void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, int64_t vocab_size,
+                   const std::string& file) {
+  const data::TokenizerSpec spec = data::parse_tokenizer_json(tokenizer.file_text(), file);
+  const auto pattern = pattern_name(spec);
+  if (!pattern)
+    throw UsageError(file +
+                     ": its pre_tokenizer has no name in llama.cpp; GPT-2's, Llama 3's and Qwen 2's have");
+  const auto size = static_cast<size_t>(std::max(vocab_size, tokenizer.vocab_size()));
+  std::vector<std::string> tokens(size), merges;
+  std::vector<int32_t> types(size, kUnused);
+  for (size_t id = 0; id < size; ++id) tokens[id] = format("[unused %zu]", id);
+  const auto set = [&](int32_t id, const std::string& token, int32_t type) {
+    tokens[static_cast<size_t>(id)] = token;
+    types[static_cast<size_t>(id)] = type;
+  };
+  for (const auto& [token, id] : spec.vocab) set(id, token, kNormal);
+  for (const data::AddedToken& token : spec.added_tokens)
+    set(tokenizer.token_to_id(token.content).value(), token.content, token.special ? kControl : kUserDefined);
+  for (const auto& [left, right] : spec.merges) merges.push_back(left + " " + right);
+  metadata.add("tokenizer.ggml.model", "gpt2");
+  metadata.add("tokenizer.ggml.pre", *pattern);
+  metadata.add("tokenizer.ggml.tokens", tokens);
+  metadata.add("tokenizer.ggml.token_type", types);
+  metadata.add("tokenizer.ggml.merges", merges);
+  metadata.add("tokenizer.ggml.add_bos_token", false);
+  if (!tokenizer.end_of_text_token()) return;
+  for (const char* role : {"bos", "eos", "padding"})
+    metadata.add("tokenizer.ggml." + std::string(role) + "_token_id", int64_t{tokenizer.end_of_text()});
+}
+
 namespace {
 
 namespace fs = std::filesystem;

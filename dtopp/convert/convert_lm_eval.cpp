@@ -9,8 +9,8 @@
 #include "dtopp/base/json.h"
 #include "dtopp/convert/fill_folder.h"
 #include "dtopp/convert/python_code.h"
-#include "dtopp/tasks/task.h"
 #include "dtopp/tasks/prompts.h"
+#include "dtopp/tasks/task.h"
 
 namespace dtopp::convert {
 namespace {

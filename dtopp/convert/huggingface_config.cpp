@@ -1,12 +1,89 @@
 #include "dtopp/convert/huggingface_config.h"
 
+#include <algorithm>
+#include <stdexcept>
+
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/format.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
+#include "dtopp/config/value_bounds.h"
 
 namespace dtopp::convert {
+namespace {
+
+using config::QkNorm;
+
+constexpr HuggingFaceFamily kDtopp = {.architecture = "DtoppForCausalLM",
+                                      .qk_norm = QkNorm::kWhole,
+                                      .norm_eps = 1e-5,
+                                      .rope_base = 10000,
+                                      .num_kv_heads = 0,
+                                      .top_k = 8,
+                                      .ffn_key = "intermediate_size",
+                                      .experts_key = "num_experts",
+                                      .layer = "mlp.",
+                                      .gate = "gate_proj",
+                                      .up = "up_proj",
+                                      .down = "down_proj"};
+
+constexpr HuggingFaceFamily olmoe() {
+  HuggingFaceFamily family = kDtopp;
+  family.architecture = "OlmoeForCausalLM";
+  return family;
+}
+
+constexpr HuggingFaceFamily mixtral() {
+  HuggingFaceFamily family = kDtopp;
+  family.architecture = "MixtralForCausalLM";
+  family.qk_norm = QkNorm::kNone;
+  family.rope_base = 1e6;
+  family.num_kv_heads = 8;
+  family.top_k = 2;
+  family.experts_key = "num_local_experts";
+  family.layer = "block_sparse_moe.";
+  family.gate = "w1";
+  family.up = "w3";
+  family.down = "w2";
+  return family;
+}
+
+constexpr HuggingFaceFamily qwen(const char* architecture, QkNorm qk_norm, int64_t num_kv_heads,
+                                 int64_t top_k) {
+  HuggingFaceFamily family = kDtopp;
+  family.architecture = architecture;
+  family.qk_norm = qk_norm;
+  family.norm_eps = 1e-6;
+  family.num_kv_heads = num_kv_heads;
+  family.top_k = top_k;
+  family.ffn_key = "moe_intermediate_size";
+  return family;
+}
+
+constexpr HuggingFaceFamily kOlmoe = olmoe(), kMixtral = mixtral(),
+                            kQwen2Moe = qwen("Qwen2MoeForCausalLM", QkNorm::kNone, 16, 4),
+                            kQwen3Moe = qwen("Qwen3MoeForCausalLM", QkNorm::kHead, 4, 8);
+
+}  // namespace
+
+const HuggingFaceFamily& family_of(HuggingFaceClass name) {
+  switch (name) {
+    case HuggingFaceClass::kDtopp:
+      return kDtopp;
+    case HuggingFaceClass::kOlmoe:
+      return kOlmoe;
+    case HuggingFaceClass::kMixtral:
+      return kMixtral;
+    case HuggingFaceClass::kQwen2Moe:
+      return kQwen2Moe;
+    case HuggingFaceClass::kQwen3Moe:
+      return kQwen3Moe;
+  }
+  throw std::logic_error("family_of: unknown class");
+}
+
 namespace {
 
 using nlohmann::ordered_json;
@@ -173,6 +250,221 @@ std::string huggingface_config(const config::RunConfig& config, const RouterNumb
   json.update(as == HuggingFaceClass::kDtopp ? dtopp_class(config, router)
                                              : family_of_transformers(config, as));
   return dump_json(json, 2) + "\n";
+}
+
+namespace {
+
+constexpr uint64_t kMostBytes = uint64_t{1} << 24;
+
+// Keys that are missing have the defaults of transformers.
+[[noreturn]] void refuse(const JsonFields& file, const std::string& key, const std::string& cause) {
+  throw UsageError(file.place() + ": " + key + ": " + cause);
+}
+
+template <class Enum>
+Enum one_of(const JsonFields& file, const std::string& key, Enum otherwise) {
+  if (!file.has(key)) return otherwise;
+  const std::string text = file.text(key);
+  if (const auto value = enum_named<Enum>(text)) return *value;
+  refuse(file, key, "dtopp has no \"" + text + "\"");
+}
+
+// true, false or "l2".
+config::Renormalize read_renormalize(const JsonFields& file) {
+  std::string text;
+  const auto value = file.find("router_renormalize");
+  if (value && JsonTree::read(*value, text))
+    return one_of(file, "router_renormalize", config::Renormalize::kSum);
+  return file.get("router_renormalize", true) ? config::Renormalize::kSum : config::Renormalize::kNo;
+}
+
+// Returns the base of rotary positions without scaling, under today's key or the former ones.
+double read_rope_base(const JsonFields& file, double otherwise) {
+  if (file.has("rope_scaling")) refuse(file, "rope_scaling", "dtopp has none");
+  if (file.has("rope_parameters")) {
+    const JsonFields rope = file.object("rope_parameters");
+    if (rope.get<std::string>("rope_type", "default") != "default" ||
+        rope.get("partial_rotary_factor", 1.0) != 1)
+      refuse(file, "rope_parameters", "dtopp rotates whole heads without scaling, not " + rope.dump());
+    otherwise = rope.get("rope_theta", otherwise);
+  }
+  return file.get("rope_theta", otherwise);
+}
+
+// Requires the properties that all models of dtopp share.
+void require_fitting(const JsonFields& file) {
+  if (file.has("kv_lora_rank"))
+    refuse(file, "kv_lora_rank", "dtopp has no multi-head latent attention (MLA)");
+  if (const auto act = file.get<std::string>("hidden_act", "silu"); act != "silu")
+    refuse(file, "hidden_act", "dtopp's experts have silu, not " + act);
+  if (file.has("clip_qkv")) refuse(file, "clip_qkv", "dtopp does not clip queries, keys and values");
+  if (file.get("attention_bias", false)) refuse(file, "attention_bias", "dtopp's attention has no biases");
+}
+
+config::ModelConfig read_shape(const JsonFields& file, const HuggingFaceFamily& family) {
+  config::ModelConfig model;
+  model.vocab_size = file.integer("vocab_size");
+  model.hidden_size = file.integer("hidden_size");
+  model.ffn_hidden_size = file.integer(family.ffn_key);
+  model.num_layers = file.integer("num_hidden_layers");
+  model.num_heads = file.integer("num_attention_heads");
+  // The defaults stay 0.
+  if (const auto heads = file.get("num_key_value_heads", family.num_kv_heads); heads != model.num_heads)
+    model.chosen_kv_heads = heads;
+  if (const auto size = file.get<int64_t>("head_dim", 0);
+      size != model.hidden_size / std::max<int64_t>(model.num_heads, 1))
+    model.chosen_head_size = size;
+  model.norm_eps = file.get("rms_norm_eps", family.norm_eps);
+  model.rope_base = read_rope_base(file, family.rope_base);
+  model.sequence_length = file.integer("max_position_embeddings");
+  // Classes of transformers accept both keys.
+  const char* other = "num_local_experts";
+  model.num_experts = file.integer(file.has(other) ? other : family.experts_key);
+  model.init_std = file.get("initializer_range", model.init_std);
+  return model;
+}
+
+// The window that every layer has; one as wide as the sequence is none.
+int64_t read_window(const JsonFields& file, const config::ModelConfig& model) {
+  const auto window = file.get<int64_t>("sliding_window", 0);
+  return window < model.sequence_length ? window : 0;
+}
+
+// Requires that all layers are alike: experts, and attention to all earlier tokens.
+void require_equal_layers(const JsonFields& file) {
+  if (file.get<int64_t>("decoder_sparse_step", 1) != 1)
+    refuse(file, "decoder_sparse_step", "dtopp's layers all have experts");
+  if (!file.get("mlp_only_layers", std::vector<int64_t>()).empty())
+    refuse(file, "mlp_only_layers", "dtopp's layers all have experts");
+  for (const std::string& type : file.get("layer_types", std::vector<std::string>()))
+    if (type != "full_attention") refuse(file, "layer_types", "dtopp's layers have no " + type);
+}
+
+void read_mixtral(const JsonFields& file, config::RunConfig& config) {
+  if (file.get("router_jitter_noise", 0.0) != 0)
+    refuse(file, "router_jitter_noise", "dtopp adds no noise to the router's input");
+  config.routing.renormalize = config::Renormalize::kSum;
+  config.model.attention_window = read_window(file, config.model);
+}
+
+void read_qwen2_moe(const JsonFields& file, config::RunConfig& config) {
+  config::ModelConfig& model = config.model;
+  if (file.get("use_sliding_window", false) && read_window(file, model) > 0)
+    refuse(file, "use_sliding_window", "dtopp has no window in some layers alone");
+  model.qkv_bias = file.get("qkv_bias", true);
+  model.shared_gate = true;
+  const auto shared = file.integer("shared_expert_intermediate_size");
+  if (model.ffn_hidden_size < 1 || shared % model.ffn_hidden_size != 0)
+    refuse(file, "shared_expert_intermediate_size",
+           std::to_string(shared) + " is not a multiple of " + std::to_string(model.ffn_hidden_size) +
+               ", the size of an expert");
+  model.shared_experts = shared / model.ffn_hidden_size;
+}
+
+// The parts of the classes that transformers includes.
+void read_family(const JsonFields& file, HuggingFaceClass as, config::RunConfig& config) {
+  const HuggingFaceFamily& family = family_of(as);
+  config.model.norm = config::NormType::kRms;
+  config.model.qk_norm = family.qk_norm;
+  config.model.tie_embeddings = file.get("tie_word_embeddings", false);
+  config.routing.method = config::RoutingMethod::kTopK;
+  config.routing.experts = {static_cast<double>(file.get("num_experts_per_tok", family.top_k))};
+  config.routing.normalization = config::Normalization::kNone;
+  config.routing.renormalize =
+      file.get("norm_topk_prob", false) ? config::Renormalize::kSum : config::Renormalize::kNo;
+  config.loss.load_balance = file.get("router_aux_loss_coef", config.loss.load_balance);
+  config.loss.dynamic = 0;
+  require_equal_layers(file);
+  if (as == HuggingFaceClass::kMixtral) read_mixtral(file, config);
+  if (as == HuggingFaceClass::kQwen2Moe) read_qwen2_moe(file, config);
+  if (as == HuggingFaceClass::kQwen3Moe && file.get("use_sliding_window", false))
+    config.model.attention_window = read_window(file, config.model);
+}
+
+// The numbers of experts, for each method's meaning of them.
+void read_experts(const JsonFields& file, config::RunConfig& config) {
+  using enum config::RoutingMethod;
+  config::RoutingConfig& routing = config.routing;
+  const auto top_k = file.get<int64_t>("router_top_k", 8);
+  const bool takes_zero_experts = routing.method == kTopKBias && config.model.zero_experts > 0;
+  const bool is_top_k = routing.method == kTopK || routing.method == kTopKBias || routing.method == kHash;
+  routing.max_experts = takes_zero_experts ? top_k : file.get<int64_t>("router_max_experts", 0);
+  if (is_top_k && !takes_zero_experts)
+    routing.experts = {static_cast<double>(top_k)};
+  else if (file.has("router_target_experts"))
+    routing.experts = file.numbers("router_target_experts");
+  if (routing.experts.size() > 1) routing.scope = config::ThresholdScope::kLayer;
+}
+
+void read_dtopp(const JsonFields& file, config::RunConfig& config) {
+  config.model.zero_experts = file.get<int64_t>("zero_experts", 0);
+  config.model.zero_kind = one_of(file, "zero_kind", config::ZeroKind::kZero);
+  config.model.shared_experts = file.get<int64_t>("shared_experts", 0);
+  config.model.shared_gate = file.get("shared_gate", false);
+  config.model.qk_norm = one_of(file, "qk_norm", config::QkNorm::kWhole);
+  config.model.qkv_bias = file.get("qkv_bias", false);
+  config.model.norm = one_of(file, "norm", config::NormType::kLayer);
+  config.model.tie_embeddings = file.get("tie_word_embeddings", true);
+  config.model.attend_across_documents = file.get("attend_across_documents", true);
+  config.data.end_of_text = file.get("end_of_text", config.data.end_of_text);
+  if (config.model.is_dense()) return;
+  config::RoutingConfig& routing = config.routing;
+  routing.method = one_of(file, "router_method", config::RoutingMethod::kDTopP);
+  routing.normalization = one_of(file, "router_normalization", config::Normalization::kDynamic);
+  routing.expert_normalization =
+      one_of(file, "router_expert_normalization", config::ExpertNormalization::kNone);
+  routing.renormalize = read_renormalize(file);
+  routing.scope = one_of(file, "router_scope", config::ThresholdScope::kGlobal);
+  routing.gate_scale = file.get("router_gate_scale", routing.gate_scale);
+  routing.cut_decay = file.get("router_cut_decay", routing.cut_decay);
+  read_experts(file, config);
+  // These methods have no such losses.
+  if (routing.method == config::RoutingMethod::kRelu) config.loss.load_balance = 0;
+  if (!config::has_logits(routing.method)) config.loss.load_balance = config.loss.dynamic = 0;
+}
+
+// Reads p in the controller's form. Thresholds that differ between layers set the scope to layer.
+std::vector<double> read_thresholds(const JsonFields& file, config::RunConfig& config) {
+  config::RoutingConfig& routing = config.routing;
+  if (config.model.is_dense() || !config::has_threshold(routing.method)) return {};
+  std::vector<double> by_layer;
+  if (file.has("router_thresholds")) by_layer = file.numbers("router_thresholds");
+  if (by_layer.empty() && routing.scope == config::ThresholdScope::kGlobal) return {routing.threshold};
+  if (by_layer.size() != static_cast<size_t>(config.model.num_layers))
+    refuse(file, "router_thresholds",
+           "expected one for each of " + std::to_string(config.model.num_layers) + " layers");
+  for (const double threshold : by_layer) config::require_threshold("router_thresholds", threshold);
+  const bool equal = std::ranges::adjacent_find(by_layer, std::not_equal_to()) == by_layer.end();
+  if (!equal) routing.scope = config::ThresholdScope::kLayer;
+  if (routing.method == config::RoutingMethod::kTopP) {
+    if (!equal) refuse(file, "router_thresholds", "top_p has one threshold for all layers");
+    routing.threshold = by_layer[0];
+  }
+  if (routing.scope == config::ThresholdScope::kGlobal) by_layer.resize(1);
+  return by_layer;
+}
+
+}  // namespace
+
+ImportedConfig read_huggingface_config(const std::filesystem::path& path) {
+  const JsonFields file(read_file(path, kMostBytes), path.string());
+  require_fitting(file);
+  const auto type = file.text("model_type");
+  const auto as = enum_named<HuggingFaceClass>(type);
+  if (!as) {
+    std::string names;
+    for (const auto& [value, name] : enum_names(HuggingFaceClass{}))
+      names.append(names.empty() ? "" : ", ").append(name);
+    refuse(file, "model_type", "dtopp reads " + names + ", not " + type);
+  }
+  ImportedConfig imported{.as = *as, .config = {}, .router = {}};
+  imported.config.model = read_shape(file, family_of(*as));
+  *as == HuggingFaceClass::kDtopp ? read_dtopp(file, imported.config)
+                                  : read_family(file, *as, imported.config);
+  imported.router.thresholds = read_thresholds(file, imported.config);
+  imported.router.cut_steps = file.get<int64_t>("router_cut_steps", 0);
+  imported.router.normalization_steps = file.get<int64_t>("router_normalization_steps", 0);
+  return imported;
 }
 
 }  // namespace dtopp::convert

@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
 #include "dtopp/base/float_type.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/files.h"
 #include "dtopp/checkpoint/tensor_files.h"
 
 namespace dtopp::convert {

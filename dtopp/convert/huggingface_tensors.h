@@ -1,6 +1,6 @@
 // Converts the weights of a language model between dtopp's files and those of Hugging Face. Both are
 // safetensors files with the same parameter names, except for the layers of experts. Here OLMoE's and
-// Qwen2-MoE's names; Mixtral has others (huggingface_family.h):
+// Qwen2-MoE's names; Mixtral has others (huggingface_config.h):
 //
 //   mlp.experts.gate_up_proj [E, 2F, D]              mlp.experts.{e}.{gate,up}_proj.weight [F, D]
 //   mlp.experts.down_proj [E, D, F]                  mlp.experts.{e}.down_proj.weight [D, F]
@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "dtopp/base/safetensors.h"
-#include "dtopp/convert/huggingface_family.h"
+#include "dtopp/convert/huggingface_config.h"
 #include "dtopp/parameters/parameters.h"
 
 namespace dtopp::convert {

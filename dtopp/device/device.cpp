@@ -1,9 +1,9 @@
 #include "dtopp/device/device.h"
 
-#include <dlfcn.h>
-
 #include <cstdlib>
 #include <filesystem>
+
+#include <dlfcn.h>
 
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/CachingDeviceAllocator.h>

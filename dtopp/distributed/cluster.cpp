@@ -1,13 +1,13 @@
 #include "dtopp/distributed/cluster.h"
 
-#include <sys/prctl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <span>
 #include <thread>
+
+#include <sys/prctl.h>
+#include <unistd.h>
 
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>

@@ -21,8 +21,8 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/distributed/process_groups.h"
 #include "dtopp/distributed/failure.h"
+#include "dtopp/distributed/process_groups.h"
 #include "dtopp/distributed/watcher.h"
 #include "dtopp/launch/launch_environment.h"
 

@@ -4,7 +4,7 @@
 // may change. A group must outlive the collectives that it started.
 //
 // Tensors are contiguous, and the tensors of one collective are on one device, of the same type on every
-// rank. Every implementation accepts CPU tensors; some accept one more device (device_groups.h).
+// rank. Every implementation accepts CPU tensors; some accept one more device (process_groups.h).
 //
 // Throws:        c10::Error if a tensor does not fit (a programming error); RankLost if another rank or a
 //                connection fails; ResourceError if this rank's own device fails. The last two come from the

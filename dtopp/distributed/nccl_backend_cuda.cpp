@@ -1,12 +1,12 @@
 // Registers the operator that creates an NCCL backend, in the library that links torch's CUDA part.
-// device_groups.cpp finds it by name.
+// process_groups.cpp finds it by name.
+#define USE_C10D_NCCL
+
 #include <chrono>
 
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "dtopp/ops/core/torch.h"
-
-#define USE_C10D_NCCL
 
 namespace dtopp::distributed {
 namespace {

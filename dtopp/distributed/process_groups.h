@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/distributed/counting_collectives.h"
 #include "dtopp/distributed/backend_collectives.h"
+#include "dtopp/distributed/counting_collectives.h"
 #include "dtopp/distributed/shard_layout.h"
 
 namespace c10d {

@@ -1,10 +1,5 @@
 #include "dtopp/distributed/watcher.h"
 
-#include <poll.h>
-#include <sys/eventfd.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -15,6 +10,11 @@
 #include <sstream>
 #include <stdexcept>
 #include <thread>
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 

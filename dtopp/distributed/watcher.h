@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "dtopp/distributed/counting_collectives.h"
-#include "dtopp/distributed/rendezvous.h"
 #include "dtopp/distributed/rank_records.h"
+#include "dtopp/distributed/rendezvous.h"
 #include "dtopp/ops/core/torch.h"
 
 namespace c10d {

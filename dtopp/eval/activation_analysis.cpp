@@ -1,6 +1,10 @@
 #include "dtopp/eval/activation_analysis.h"
 
+#include <algorithm>
 #include <cmath>
+#include <map>
+#include <numeric>
+#include <unordered_map>
 
 #include <nlohmann/json.hpp>
 
@@ -8,6 +12,236 @@
 #include "dtopp/base/format.h"
 
 namespace dtopp::eval {
+namespace {
+
+using nlohmann::ordered_json;
+
+// Calls body(begin, end, order) for each run of equal values in ascending order.
+template <class Number, class Body>
+void for_equal(std::span<const Number> values, const Body& body) {
+  std::vector<size_t> order(values.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::sort(order, [&](size_t a, size_t b) { return values[a] < values[b]; });
+  for (size_t begin = 0; begin < order.size();) {
+    size_t end = begin + 1;
+    while (end < order.size() && values[order[end]] == values[order[begin]]) ++end;
+    body(begin, end, std::span<const size_t>(order).subspan(begin, end - begin));
+    begin = end;
+  }
+}
+
+// Ranks from 0; equal values have their mean rank.
+template <class Number>
+std::vector<double> ranks_of(std::span<const Number> values) {
+  std::vector<double> ranks(values.size());
+  for_equal(values, [&](size_t begin, size_t end, std::span<const size_t> members) {
+    for (const size_t i : members) ranks[i] = static_cast<double>(begin + end - 1) / 2;
+  });
+  return ranks;
+}
+
+std::optional<double> standard_error(const TokenLosses& tokens, const std::vector<size_t>& members,
+                                     double mean) {
+  std::map<int64_t, double> deviation;  // by window: S_w - mean n_w
+  for (const size_t i : members) deviation[tokens.window[i]] += tokens.nll[i] - mean;
+  if (deviation.size() < 2) return std::nullopt;
+  double squares = 0;
+  for (const auto& [window, sum] : deviation) squares += sum * sum;
+  const auto windows = static_cast<double>(deviation.size());
+  return std::sqrt(windows / (windows - 1) * squares) / static_cast<double>(members.size());
+}
+
+void append(TokenLosses& to, const TokenLosses& from, size_t i) {
+  to.experts.push_back(from.experts[i]);
+  to.nll.push_back(from.nll[i]);
+  to.window.push_back(from.window[i]);
+}
+
+LossesWithin divide(const TokenLosses& all, std::string by, std::vector<std::string> names,
+                    const std::vector<int64_t>& kind) {
+  LossesWithin within{std::move(by), std::move(names), {}};
+  within.kinds.resize(within.names.size());
+  for (size_t i = 0; i < kind.size(); ++i) append(within.kinds.at(static_cast<size_t>(kind[i])), all, i);
+  return within;
+}
+
+// Tenths of the tokens, from the rarest ids to the most frequent ones.
+LossesWithin divide_by_frequency(const TokenLosses& all, const std::vector<int64_t>& ids) {
+  std::unordered_map<int64_t, int64_t> occurrences;
+  for (const int64_t id : ids) ++occurrences[id];
+  std::vector<int64_t> frequency;
+  for (const int64_t id : ids) frequency.push_back(occurrences.at(id));
+  const std::vector<int64_t> group = equal_groups(frequency, kExpertGroups);
+  std::vector<std::pair<int64_t, int64_t>> range(kExpertGroups, {0, 0});
+  for (size_t i = 0; i < group.size(); ++i) {
+    auto& [least, most] = range[static_cast<size_t>(group[i])];
+    least = least == 0 ? frequency[i] : std::min(least, frequency[i]);
+    most = std::max(most, frequency[i]);
+  }
+  std::vector<std::string> names;
+  for (const auto& [least, most] : range)
+    names.push_back("occurs " + std::to_string(least) +
+                    (most > least ? "-" + std::to_string(most) : std::string()) + " times");
+  return divide(all, "frequency", std::move(names), group);
+}
+
+ordered_json number(const std::optional<double>& value) {
+  return value ? ordered_json(*value) : ordered_json();
+}
+
+ordered_json groups_json(const TokenLosses& tokens, int64_t num_layers) {
+  ordered_json json = ordered_json::array();
+  const auto layers = static_cast<double>(num_layers);
+  for (const ExpertGroup& group : group_by_experts(tokens))
+    json.push_back({{"least", static_cast<double>(group.least) / layers},
+                    {"most", static_cast<double>(group.most) / layers},
+                    {"tokens", group.tokens},
+                    {"nll", group.nll},
+                    {"standard_error", number(group.standard_error)}});
+  return json;
+}
+
+std::optional<double> mean_spearman(const LossesWithin& within) {
+  double sum = 0, tokens = 0;
+  for (const TokenLosses& kind : within.kinds) {
+    const auto one = spearman(kind);
+    if (!one) continue;
+    sum += *one * static_cast<double>(kind.nll.size());
+    tokens += static_cast<double>(kind.nll.size());
+  }
+  return tokens > 0 ? std::optional(sum / tokens) : std::nullopt;
+}
+
+std::string text_of(const std::optional<double>& value) { return value ? format("%.3f", *value) : "-"; }
+
+}  // namespace
+
+std::vector<int64_t> equal_groups(std::span<const int64_t> values, int64_t groups) {
+  std::vector<int64_t> group_of(values.size());
+  const auto count = static_cast<int64_t>(values.size());
+  for_equal(values, [&](size_t begin, size_t end, std::span<const size_t> members) {
+    // The group that contains the middle of the run.
+    const int64_t group = groups * static_cast<int64_t>(begin + end) / (2 * count);
+    for (const size_t i : members) group_of[i] = std::min(group, groups - 1);
+  });
+  return group_of;
+}
+
+std::vector<ExpertGroup> group_by_experts(const TokenLosses& tokens) {
+  const std::vector<int64_t> group_of = equal_groups(tokens.experts, kExpertGroups);
+  std::vector<std::vector<size_t>> members(kExpertGroups);
+  for (size_t i = 0; i < group_of.size(); ++i) members[static_cast<size_t>(group_of[i])].push_back(i);
+  std::vector<ExpertGroup> groups;
+  for (const std::vector<size_t>& own : members) {
+    if (own.empty()) continue;
+    ExpertGroup group;
+    group.least = group.most = tokens.experts[own[0]];
+    group.tokens = static_cast<int64_t>(own.size());
+    for (const size_t i : own) {
+      group.least = std::min(group.least, tokens.experts[i]);
+      group.most = std::max(group.most, tokens.experts[i]);
+      group.nll += tokens.nll[i] / static_cast<double>(own.size());
+    }
+    group.standard_error = standard_error(tokens, own, group.nll);
+    groups.push_back(group);
+  }
+  return groups;
+}
+
+std::optional<double> spearman(const TokenLosses& tokens) {
+  const std::vector<double> a = ranks_of(std::span<const int64_t>(tokens.experts));
+  const std::vector<double> b = ranks_of(std::span<const double>(tokens.nll));
+  const double mean = (static_cast<double>(a.size()) - 1) / 2;  // of either
+  double ab = 0, aa = 0, bb = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    ab += (a[i] - mean) * (b[i] - mean);
+    aa += (a[i] - mean) * (a[i] - mean);
+    bb += (b[i] - mean) * (b[i] - mean);
+  }
+  if (aa == 0 || bb == 0) return std::nullopt;
+  return ab / std::sqrt(aa * bb);
+}
+
+TokenLossObserver::TokenLossObserver(const EvaluationText& text, int64_t num_layers, int64_t sequence_length)
+    : text_(text),
+      num_layers_(num_layers),
+      sequence_length_(sequence_length),
+      experts_N_(at::zeros({static_cast<int64_t>(text.size())}, at::kDouble)),
+      nll_N_(at::zeros_like(experts_N_)) {}
+
+void TokenLossObserver::add(const TextWindows& windows, const models::HiddenStates& states,
+                            const at::Tensor& log_probs_T) {
+  at::Tensor experts_T = at::zeros(log_probs_T.sizes(), log_probs_T.options().dtype(at::kLong));
+  for (const ops::RouteOutput& routing : states.routing) experts_T += routing.gates_TE.ne(0).sum(-1);
+  const auto place = [&](const at::Tensor& all_N) {
+    return all_N.narrow(0, static_cast<int64_t>(windows.offset), log_probs_T.numel());
+  };
+  place(experts_N_).copy_(experts_T);
+  place(nll_N_).copy_(log_probs_T.neg());
+}
+
+NllByExperts TokenLossObserver::result(distributed::Collectives& ranks) const {
+  const at::Tensor both_2N = at::stack({experts_N_, nll_N_});
+  ranks.all_reduce_sum(both_2N, "token losses").wait();
+  const auto values = both_2N.accessor<double, 2>();
+  NllByExperts result{num_layers_, {}, {}};
+  std::vector<int64_t> ids, source_of;
+  std::vector<int64_t> all_ids(text_.size());
+  text_.read(0, all_ids);
+  int64_t source = 0, window = -1;
+  for (const TextSegment& segment : text_.segments()) {
+    for (uint64_t token = segment.begin; token < segment.last; ++token) {
+      if ((token - segment.begin) % static_cast<uint64_t>(sequence_length_) == 0) ++window;
+      const auto n = static_cast<int64_t>(token);
+      result.all.experts.push_back(static_cast<int64_t>(values[0][n]));
+      result.all.nll.push_back(values[1][n]);
+      result.all.window.push_back(window);
+      ids.push_back(all_ids[token]);
+      source_of.push_back(source);
+    }
+    ++source;
+  }
+  if (source > 1) result.within.push_back(divide(result.all, "source", text_.source_names(), source_of));
+  result.within.push_back(divide_by_frequency(result.all, ids));
+  return result;
+}
+
+ordered_json to_json(const NllByExperts& losses) {
+  ordered_json json = {{"spearman", number(spearman(losses.all))},
+                       {"groups", groups_json(losses.all, losses.num_layers)},
+                       {"within", ordered_json::object()}};
+  for (const LossesWithin& within : losses.within) {
+    ordered_json& part = json["within"][within.by];
+    part = {{"spearman", number(mean_spearman(within))}, {"kinds", ordered_json::array()}};
+    for (size_t i = 0; i < within.kinds.size(); ++i) {
+      const TokenLosses& kind = within.kinds[i];
+      if (kind.nll.empty()) continue;
+      part["kinds"].push_back({{"kind", within.names[i]},
+                               {"tokens", kind.nll.size()},
+                               {"spearman", number(spearman(kind))},
+                               {"groups", groups_json(kind, losses.num_layers)}});
+    }
+  }
+  return json;
+}
+
+std::string format_table(const NllByExperts& losses) {
+  std::string table =
+      format("\n%-28s %8s %10s %10s\n", "experts, mean over layers", "nll", "error", "tokens");
+  const auto layers = static_cast<double>(losses.num_layers);
+  for (const ExpertGroup& group : group_by_experts(losses.all)) {
+    const std::string least = format("%.3g", static_cast<double>(group.least) / layers),
+                      most = format("%.3g", static_cast<double>(group.most) / layers);
+    const std::string range = least == most ? least : least + "-" + most;
+    table += format("%-28s %8.3f %10s %10lld\n", range.c_str(), group.nll,
+                    text_of(group.standard_error).c_str(), static_cast<long long>(group.tokens));
+  }
+  table += "Spearman's rank correlation of experts and nll: " + text_of(spearman(losses.all));
+  for (const LossesWithin& within : losses.within)
+    table += ", within each " + within.by + " " + text_of(mean_spearman(within));
+  return table + "\n";
+}
+
 namespace {
 
 using nlohmann::ordered_json;

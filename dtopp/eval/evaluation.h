@@ -9,7 +9,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "dtopp/inference/diffusion/diffusion_model.h"
+#include "dtopp/inference/diffusion_model.h"
 #include "dtopp/inference/shared_batches.h"
 #include "dtopp/models/validation_sums.h"
 

@@ -2,14 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "dtopp/inference/inference_model.h"
 #include "dtopp/models/solve_thresholds.h"
 
 namespace dtopp::inference {
-
 // Throws UsageError if the routing method has no threshold or `target`, the value of `option`, is not between
 // 1 and the number of experts.
 void require_target(const config::RunConfig& config, double target,
@@ -28,5 +31,33 @@ moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tok
 // Returns the first windows of a text, int64 [B, L] with at most kSolveTokens ids, but at least one window.
 // Throws DataError if `ids` is empty; the message begins with `source`, the name of the text.
 at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& source);
+
+// The thresholds at which a model activates given numbers of experts on average, kept in a file of its
+// checkpoint.
+
+inline constexpr char kBudgetsName[] = "budgets.json";
+
+struct KeptBudgets {
+  std::string checkpoint;                             // Checkpoint::hash
+  std::string text;                                   // hash of the ids on which they were solved
+  std::map<int64_t, std::vector<double>> thresholds;  // by number of experts: p, or one per layer
+
+  bool operator==(const KeptBudgets&) const = default;
+};
+
+// The largest budget that a model can have: routing.max_experts, or all experts. 0: it has no threshold.
+int64_t largest_budget(const config::RunConfig& config);
+
+std::string hash_of_windows(const at::Tensor& windows_BL);
+
+// Reads or writes the checkpoint's file. Reading returns nullopt if there is none, or it belongs to another
+// checkpoint; it throws DataError if the file is damaged.
+std::optional<KeptBudgets> read_budgets(const checkpoint::Checkpoint& checkpoint,
+                                        const config::RunConfig& config);
+void write_budgets(const checkpoint::Checkpoint& checkpoint, const KeptBudgets& budgets);
+
+// The router with the thresholds of a budget.
+std::shared_ptr<moe::Router> make_budget_router(const InferenceModel& model,
+                                                const std::vector<double>& thresholds);
 
 }  // namespace dtopp::inference

@@ -1,8 +1,6 @@
 // Starts a program as a child process, and waits for it or kills it.
 #pragma once
 
-#include <sys/types.h>
-
 #include <array>
 #include <chrono>
 #include <csignal>
@@ -10,6 +8,8 @@
 #include <optional>
 #include <string>
 #include <vector>
+
+#include <sys/types.h>
 
 namespace dtopp::launch {
 

@@ -32,7 +32,7 @@ struct RanksEnd {
   std::string message() const;
 };
 
-// Starts the ranks and returns when all of them have ended. It never restarts a rank (launch/restarts.h).
+// Starts the ranks and returns when all of them have ended. It never restarts a rank; run_with_restarts does.
 //
 // Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
 // DTOPP_LAUNCHER=processes (launch/launch_environment.h) and the launcher's standard streams. Each one has a

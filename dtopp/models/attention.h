@@ -135,7 +135,7 @@ struct CausalMask {  // itself and the earlier tokens of its sample
   int64_t length;
 };
 struct DocumentMask {  // itself and the earlier tokens of its document
-  at::Tensor offsets;  // document_attention.h
+  at::Tensor offsets;  // ops/attention/attention.h
   int64_t longest;
 };
 struct BiasMask {        // its sample, where the bias is not -infinity

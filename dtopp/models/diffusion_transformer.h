@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "dtopp/config/model_config.h"
-#include "dtopp/models/batch_losses.h"
 #include "dtopp/models/attention.h"
+#include "dtopp/models/batch_losses.h"
 #include "dtopp/models/feed_forward.h"
 #include "dtopp/models/model.h"
 #include "dtopp/ops/core/torch.h"

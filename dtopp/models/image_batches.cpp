@@ -11,8 +11,8 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/random.h"
 #include "dtopp/data/images/image_data.h"
-#include "dtopp/models/diffusion_transformer.h"
 #include "dtopp/models/batch.h"
+#include "dtopp/models/diffusion_transformer.h"
 
 namespace dtopp::models {
 namespace {

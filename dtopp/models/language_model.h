@@ -15,8 +15,8 @@
 #include "dtopp/config/routing_config.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/data/text/token_file.h"
-#include "dtopp/models/batch_losses.h"
 #include "dtopp/models/attention.h"
+#include "dtopp/models/batch_losses.h"
 #include "dtopp/models/feed_forward.h"
 #include "dtopp/models/model.h"
 #include "dtopp/ops/core/torch.h"
@@ -84,7 +84,7 @@ struct HiddenStates {
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
                            const moe::Routing& inputs, const at::Tensor& documents = {});
 
-// The same without gradients over segments (models/layers/segments.h). tokens_T: int64, T the sum of the
+// The same without gradients over segments (models/attention.h). tokens_T: int64, T the sum of the
 // segments' lengths. Throws std::invalid_argument if the segments are inconsistent.
 HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens_T,
                             std::span<const Segment> segments, const moe::Routing& inputs);

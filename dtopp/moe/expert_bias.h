@@ -7,7 +7,7 @@
 // quantile gives expert e the bias with which it would have had mean(c) tokens if the other biases stayed. A
 // token selects e if its score plus bias_e exceeds the lowest sum that it selects without e, so this bias is
 // a quantile of the differences, from a histogram over the tokens of the step (every stride-th of a sample,
-// see moe/token_sampling.h):
+// see moe/router.h):
 //
 //   bias_e <- the (mean(c) / tokens)-quantile of (lowest sum - score_e), minus the mean over experts
 //

@@ -30,7 +30,7 @@ namespace dtopp::moe {
 //
 // They are whole numbers, so that a step's sums do not depend on how it is divided into micro-batches and
 // ranks. One row per layer, in units of kLogitSumUnit, over every stride-th token of a sample
-// (moe/token_sampling.h):
+// (moe/router.h):
 //
 //   [C]   sum of c        c = z minus the token's mean over its C = E + Z logits
 //   [1]   sum of |c|²

@@ -2,7 +2,7 @@
 // optimizer's slots, fp32 gradients and optionally an EMA of the parameters.
 //
 // Sharding follows ZeRO stage 1. Every rank holds all parameters that the model computes with; of the experts
-// it holds only its EP shard. It holds its local shard (distributed/sharding/shard_layout.h) of everything
+// it holds only its EP shard. It holds its local shard (distributed/shard_layout.h) of everything
 // else. Example: a bf16 parameter of 65,536 elements (4 chunks) on 4 ranks with EP size 1:
 //
 //                                                rank 0     rank 1     rank 2     rank 3
@@ -47,8 +47,8 @@
 
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
-#include "dtopp/distributed/process_groups.h"
 #include "dtopp/distributed/bucketed_reducer.h"
+#include "dtopp/distributed/process_groups.h"
 #include "dtopp/distributed/tree_sum.h"
 #include "dtopp/ops/core/gradient_accumulation_hook.h"
 #include "dtopp/ops/core/torch.h"
@@ -175,7 +175,7 @@ class ParameterStore {
   void end_micro_batch() { gradient_accumulator_->end_micro_batch(); }
   // Waits for the sums over all ranks' micro-batches. Call after the last end_micro_batch().
   void finish_gradients() { gradients_ = edp_reducer_->finish_reduce_scatter(); }
-  // Squared norms of the gradients, f64: one per chunk (distributed/sharding/shard_layout.h) of all
+  // Squared norms of the gradients, f64: one per chunk (distributed/shard_layout.h) of all
   // parameters in order, 0 for the chunks of other ranks. The caller adds up the ranks. NaN or infinite if a
   // gradient is.
   at::Tensor squared_norms() const;

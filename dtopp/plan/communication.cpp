@@ -53,7 +53,7 @@ struct Shares {
   int64_t most_micro_steps;
 };
 
-// Each EP group owns an aligned range of micro-steps (distributed/sharding/tree_sum.h).
+// Each EP group owns an aligned range of micro-steps (distributed/tree_sum.h).
 Shares share_out(const config::TrainingConfig& training, const distributed::ParallelDims& dims) {
   const int64_t leaves = training.global_batch_size / training.micro_batch_size;
   const int64_t micro_steps = (leaves + dims.ep_size - 1) / dims.ep_size;
@@ -69,7 +69,7 @@ struct ParameterSizes {
   double dense = 0, experts = 0;
 };
 
-// The largest bucket's share of the elements that a rank holds (distributed/sharding/bucketed_reducer.h).
+// The largest bucket's share of the elements that a rank holds (distributed/bucketed_reducer.h).
 double bucket_share(const models::Model& model, int64_t expert_parallel) {
   int64_t held = 0, largest = 0;
   for (const parameters::ParameterSpec& spec : model.parameters) {
@@ -93,7 +93,7 @@ ParameterSizes parameter_sizes(const models::Model& model) {
 }
 
 // The bytes that a rank sends to each other rank of a group in the all-gathers of all parameters. Parameters
-// of one bucket and type share a message (distributed/sharding/bucketed_reducer.h). widths[i]: bytes per
+// of one bucket and type share a message (distributed/bucketed_reducer.h). widths[i]: bytes per
 // element.
 double gathered_bytes(const std::vector<distributed::Shards>& shards, const std::vector<int64_t>& widths) {
   int64_t bytes = 0;
@@ -141,7 +141,7 @@ SentBytes plan_all_gather(const models::Model& model, const distributed::Paralle
 }
 
 // The approximate number of values in train/step.h: losses per micro-batch, gradient norms per chunk
-// (distributed/sharding/shard_layout.h), flags, the largest number of token-expert pairs per rank and
+// (distributed/shard_layout.h), flags, the largest number of token-expert pairs per rank and
 // layer, tokens per expert, sums of logits, and the histograms of cumulative probabilities and of biases.
 double count_step_numbers(const config::RunConfig& config, const models::Model& model,
                           const distributed::ParallelDims& dims) {

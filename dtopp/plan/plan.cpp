@@ -5,8 +5,8 @@
 
 #include "dtopp/config/config.h"
 #include "dtopp/distributed/shard_layout.h"
-#include "dtopp/models/model.h"
 #include "dtopp/models/make_model.h"
+#include "dtopp/models/model.h"
 #include "dtopp/optim/optimizer.h"
 #include "dtopp/plan/expert_parallel.h"
 
@@ -102,7 +102,7 @@ struct Subject {
 };
 
 // The number of gradient sums that a rank holds. With parallel.reproducible, it holds one per level of the
-// tree over its micro-steps (distributed/sharding/tree_sum.h).
+// tree over its micro-steps (distributed/tree_sum.h).
 uint64_t gradient_sums(const Subject& subject) {
   const auto micro_steps = static_cast<uint64_t>(subject.communication.micro_steps);
   return subject.config.parallel.reproducible ? std::max<uint64_t>(1, std::bit_width(micro_steps - 1)) : 1;

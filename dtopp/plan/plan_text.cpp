@@ -8,8 +8,8 @@
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/config/config.h"
-#include "dtopp/plan/plan.h"
 #include "dtopp/plan/expert_parallel.h"
+#include "dtopp/plan/plan.h"
 
 namespace dtopp::plan {
 namespace {

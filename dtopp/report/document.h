@@ -1,6 +1,6 @@
 // Describes the content of a report: sections of charts, heat maps, tables and pictures.
 //
-// Numbers to draw are columns (report/document/columns.h); members such as `x` and `y` hold their ids. All
+// Numbers to draw are columns; members such as `x` and `y` hold their ids. All
 // strings are plain text.
 #pragma once
 

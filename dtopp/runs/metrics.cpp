@@ -1,7 +1,5 @@
 #include "dtopp/runs/metrics.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -13,6 +11,8 @@
 #include <optional>
 #include <span>
 #include <string_view>
+
+#include <unistd.h>
 
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/files.h"

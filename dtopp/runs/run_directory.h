@@ -10,8 +10,8 @@
 #include <optional>
 #include <string>
 
-#include "dtopp/base/progress.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/progress.h"
 #include "dtopp/checkpoint/checkpoint.h"
 
 namespace dtopp::runs {

@@ -1,8 +1,14 @@
 // Turns the tokens of one request into its answer, whole or as a stream of events.
 #pragma once
 
+#include <array>
+#include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -11,10 +17,63 @@
 #include "dtopp/inference/scheduler.h"
 #include "dtopp/inference/text_generation.h"
 #include "dtopp/serve/completion_request.h"
-#include "dtopp/serve/metrics.h"
-#include "dtopp/serve/stop_strings.h"
 
 namespace dtopp::serve {
+
+// Ends a text before the first of some stop strings, which may span several tokens.
+
+class StopStrings {
+ public:
+  explicit StopStrings(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+
+  // Adds text and returns what can be shown: all before a stop string, or before a part that may become one.
+  std::string add(std::string_view text);
+  // Returns the text that add() holds back, at the end of all text.
+  std::string rest() { return found_ ? std::string() : std::exchange(held_, {}); }
+  bool found() const { return found_; }
+
+ private:
+  std::vector<std::string> stops_;
+  std::string held_;  // no stop string, but perhaps the beginning of one
+  bool found_ = false;
+};
+
+// Counts what `dtopp serve` does, for Prometheus.
+
+// Any thread may use it.
+class Metrics {
+ public:
+  // Tokens that were computed: of prompts, or fed back after they were generated. `target`: the request's
+  // target_experts, or 0.
+  void count_tokens(int64_t target, uint64_t tokens, double active_experts);
+  void count_prompt(uint64_t tokens);
+  void count_generated();
+  void count_first_token(double seconds);
+  // status 499: the client left, or its time was over.
+  void count_request(int status, double seconds);
+
+  // The text of GET /metrics (Prometheus text format 0.0.4).
+  std::string text(const inference::Scheduler& scheduler) const;
+
+ private:
+  struct Histogram {
+    std::array<uint64_t, 10> counts{};  // per bound of kBounds, not cumulative
+    uint64_t count = 0;
+    double sum = 0;
+    void add(double value);
+  };
+  struct Budget {
+    uint64_t tokens = 0;
+    double experts = 0;
+  };
+  static void print(std::string& out, const std::string& name, const char* help, const Histogram& histogram);
+
+  mutable std::mutex mutex_;
+  std::map<int64_t, Budget> budgets_;
+  std::map<int, uint64_t> requests_;
+  uint64_t prompt_tokens_ = 0, generated_tokens_ = 0;
+  Histogram first_token_, request_;
+};
 
 class Completion final : public inference::TokenReceiver {
  public:

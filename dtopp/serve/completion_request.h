@@ -5,15 +5,29 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "dtopp/data/text/tokenizer.h"
+#include "dtopp/http/server.h"
 #include "dtopp/inference/sequence_input.h"
-#include "dtopp/serve/api_error.h"
 
 namespace dtopp::serve {
+
+// The errors of the HTTP interface, as OpenAI's clients expect them.
+
+// A request that is refused with this status.
+struct ApiError : std::runtime_error {
+  ApiError(int status, const std::string& message, std::string field = "")
+      : std::runtime_error(message), status(status), field(std::move(field)) {}
+  int status;
+  std::string field;  // the member of the request that is wrong; empty: none
+};
+
+// {"error": {"message", "type", "param", "code"}}
+http::Answer error_answer(const ApiError& error);
 
 // The limits and abilities of the served model.
 struct ServedModel {

@@ -14,8 +14,8 @@
 #include "dtopp/base/stop.h"
 #include "dtopp/http/server.h"
 #include "dtopp/inference/scheduler.h"
+#include "dtopp/serve/completion.h"
 #include "dtopp/serve/completion_request.h"
-#include "dtopp/serve/metrics.h"
 
 namespace dtopp::serve {
 

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/base/json.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
+#include "dtopp/base/json.h"
 #include "dtopp/config/config.h"
 #include "dtopp/data/text/text_reader.h"
 #include "dtopp/data/text/unicode.h"

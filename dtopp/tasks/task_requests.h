@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "dtopp/base/files.h"
-#include "dtopp/tasks/task.h"
 #include "dtopp/tasks/prompts.h"
+#include "dtopp/tasks/task.h"
 
 namespace dtopp::tasks {
 struct TaskRequests {

@@ -3,7 +3,11 @@
 // <output>/config.yaml  metrics.jsonl  events.out.tfevents.*  checkpoints/step-XXXXXXXX/
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+#include <exception>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,14 +18,94 @@
 #include "dtopp/base/stop.h"
 #include "dtopp/distributed/cluster.h"
 #include "dtopp/moe/budget_watch.h"
+#include "dtopp/ops/core/host_copy.h"
 #include "dtopp/plan/plan.h"
 #include "dtopp/runs/metrics.h"
 #include "dtopp/runs/run_directory.h"
 #include "dtopp/train/profile.h"
-#include "dtopp/train/run_saving.h"
 #include "dtopp/train/trainer.h"
 
 namespace dtopp::train {
+
+// Saves a run's checkpoints from all its ranks, while training waits or while it continues.
+
+// The seconds that one checkpoint took.
+struct SaveTimes {
+  double stall = 0;  // training waited
+  double write = 0;  // until the checkpoint was complete
+};
+
+// Each rank has one. A checkpoint holds everything that the run in config.output needs to resume; each rank
+// writes its part. Before each save, read the results of all steps (Trainer::next_result), because they are
+// part of the state. Older checkpoints stay valid if saving fails.
+//
+// In the background, a thread writes a snapshot of the state; the files are those of save() at the same step.
+// At most one save is pending.
+//
+//   start()   ranks copy their shards       training   poll()   poll()   ...   start() waits for the thread
+//     \-> thread: sync metrics, write files, rename, remove old checkpoints, run.json
+//
+// Throws:        DataError on a rank that cannot write; RankLost on the others
+// Collective:    allocate_snapshot, save, start and wait, on every rank, in the same order
+class RunSaver {
+ public:
+  // All references must outlive this object. `metrics` is empty on ranks other than 0.
+  RunSaver(const Trainer& trainer, const config::RunConfig& config, const distributed::ProcessGroups& groups,
+           const runs::RunDirectory& directory, const std::optional<runs::MetricsWriter>& metrics,
+           ConsoleLog log);
+  // Abandons a pending save, and returns when its thread has ended.
+  ~RunSaver();
+  RunSaver(const RunSaver&) = delete;
+  RunSaver& operator=(const RunSaver&) = delete;
+
+  // Lets start() save in the background, if `bytes` of a snapshot fit into `room` on every rank. Otherwise it
+  // logs a line, or throws ResourceError if checkpoint.asynchronous is true.
+  void allocate_snapshot(uint64_t bytes, uint64_t room);
+
+  // Saves before it returns; a pending save ends first.
+  void save();
+  // Saves in the background, or like save() without a snapshot. It first waits for a pending save, which a
+  // request to stop abandons.
+  void start(const StopToken& stop);
+  // Handles the end of a pending save, if it has ended. Throws this rank's own error only: a rank with an
+  // error throws it and ends the others.
+  void poll();
+  // Waits until no save is pending.
+  void wait(const StopToken& stop = {});
+  // Lets a pending save end at its next piece, without its checkpoint. One rank is enough.
+  void abandon() { abandoned_ = true; }
+
+  // The run's newest complete checkpoint that this object knows of, at first the one it resumed from.
+  void resumed_from(const std::filesystem::path& checkpoint) { newest_ = checkpoint; }
+  const std::filesystem::path& newest_checkpoint() const { return newest_; }
+  // The times of a save that ended since the last call.
+  std::optional<SaveTimes> take_times() { return std::exchange(times_, std::nullopt); }
+
+ private:
+  struct Written {
+    std::filesystem::path path;
+    double end = 0;  // seconds of a steady clock
+  };
+
+  Written write(const checkpoint::CheckpointContents& contents, const std::vector<at::Tensor>& shards,
+                distributed::Collectives& ranks, const std::atomic<bool>* abandoned) const;
+  void finish();
+
+  const Trainer& trainer_;
+  const config::RunConfig& config_;
+  const distributed::ProcessGroups& groups_;
+  const runs::RunDirectory& directory_;
+  const std::optional<runs::MetricsWriter>& metrics_;
+  ConsoleLog log_;
+  std::filesystem::path newest_;
+  std::optional<ops::HostSnapshot> snapshot_;
+  std::optional<SaveTimes> times_;
+  bool has_warned_ = false;
+  double begin_ = 0, stall_ = 0;  // of the pending save
+  std::exception_ptr lost_;       // another rank failed in the pending save
+  std::atomic<bool> abandoned_ = false;
+  std::future<Written> pending_;
+};
 
 // Work that a run repeats between its steps, such as tasks or sample grids (eval/in_training).
 
@@ -166,5 +250,41 @@ void add_saving(const SaveTimes& times, runs::MetricRecord& record);
 
 // Adds val/….
 void add_validation(const models::ValidationResult& result, runs::MetricRecord& record);
+
+// Formats the console lines of a run.
+
+// 1.51M parameters, 0.91M active per token; 300 steps of 4 x 256 tokens: 307k tokens
+//
+// `steps` are those that this process trains; a profile trains only a few of the run's.
+std::string run_line(const config::RunConfig& config, const plan::Plan& plan, int64_t steps);
+
+// The run's device with its speed, the precision and the output.
+std::string device_line(const std::string& device, const std::string& precision,
+                        const StepYardstick& yardstick, const std::string& output);
+
+// step 120/300 | loss 5.123 | 5.12k tok/s | 1m27s, 2m10s left | experts 4.02/4 | p 0.412 | imbalance 1.8 |
+// grad 0.84 | lr 2.9e-3 | 1.2 GB
+//
+// A narrow terminal cuts the end of the line. Fields that do not apply are omitted: experts and imbalance for
+// a dense model, the target unless dtop_p, p for top_k, the MFU unless the device's data sheet is known. With
+// a threshold per layer, p is the range "0.39-0.44". A skipped step is marked "skipped". The times are those
+// in steps: so far in the whole run, and left unless it is 0.0s.
+std::string console_line(const config::RunConfig& config, int64_t step, const StepResult& result,
+                         const StepRates& rates);
+
+// validation at step 300: loss 5.123456, active experts 4.020000, hellaswag/accuracy 0.312500
+//
+// `loss` is null without validation data. A dense model has no active experts.
+std::string validation_line(int64_t step, const models::ValidationResult* loss, const Measurements& measured);
+
+std::string skipped_line(const StepResult& result, const std::string& output);
+
+// `planned` is the largest micro-batch that the plan fits into memory. If it is not smaller than the size
+// that ran out of memory, the line names half of that size.
+std::string out_of_memory_line(const config::RunConfig& config, std::optional<int64_t> planned);
+
+// The reason for ending a run with non-finite steps, and the location of the parameters before them.
+std::string given_up_line(const config::RunConfig& config, const StepResult& result,
+                          const std::filesystem::path& checkpoint);
 
 }  // namespace dtopp::train

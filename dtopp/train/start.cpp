@@ -13,9 +13,9 @@
 
 #include <ATen/Version.h>
 
-#include "dtopp/base/format.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/config/config.h"

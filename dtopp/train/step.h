@@ -84,7 +84,7 @@ class StepNumbers {
 struct StepShape {
   std::vector<std::string> loss_names;
   int64_t micro_batches = 0, tokens = 0;  // of all ranks
-  int64_t chunks = 0;                     // gradient norms (distributed/sharding/shard_layout.h)
+  int64_t chunks = 0;                     // gradient norms (distributed/shard_layout.h)
   int64_t routed_layers = 0, num_experts = 0;
   std::vector<int64_t> statistics_shape = {0}, logit_sums_shape = {0};  // of the router (moe/router.h)
 

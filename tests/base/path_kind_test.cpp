@@ -1,8 +1,7 @@
-#include "dtopp/base/files.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtopp/base/files.h"
 #include "tests/base/forbidden.h"
 #include "tests/base/scratch_directory.h"
 

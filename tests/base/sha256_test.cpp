@@ -1,6 +1,6 @@
-#include "dtopp/base/hash.h"
-
 #include <gtest/gtest.h>
+
+#include "dtopp/base/hash.h"
 
 namespace dtopp {
 namespace {

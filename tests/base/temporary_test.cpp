@@ -1,5 +1,3 @@
-#include "dtopp/base/files.h"
-
 #include <algorithm>
 #include <fstream>
 #include <set>
@@ -14,6 +12,7 @@
 #include <unistd.h>
 
 #include "dtopp/base/durable.h"
+#include "dtopp/base/files.h"
 #include "tests/base/scratch_directory.h"
 
 namespace dtopp::temporary_test {

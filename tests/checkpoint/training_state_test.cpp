@@ -1,5 +1,3 @@
-#include "dtopp/checkpoint/checkpoint.h"
-
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -7,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/checkpoint/checkpoint.h"
 #include "tests/base/scratch_directory.h"
 
 namespace dtopp::checkpoint {

@@ -1,7 +1,8 @@
 #include "dtopp/distributed/failure.h"
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
 
 #include "tests/base/scratch_directory.h"
 

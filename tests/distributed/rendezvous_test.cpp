@@ -1,9 +1,5 @@
 #include "dtopp/distributed/rendezvous.h"
 
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <cerrno>
 #include <fstream>
@@ -12,6 +8,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "dtopp/base/errors.h"
 #include "tests/distributed/rank_threads.h"

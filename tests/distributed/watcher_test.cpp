@@ -1,13 +1,13 @@
 #include "dtopp/distributed/watcher.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "dtopp/distributed/rendezvous.h"

@@ -1,7 +1,7 @@
 // The texts in a checkpoint: state.json, an index of tensors, images.json. What was printed parses to the
 // same value.
-#include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/checkpoint/checkpoint.h"
+#include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/data/images/image_data.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -1,6 +1,5 @@
 // A shard of prepared images under facts of each kind, and its first samples.
 #include "dtopp/data/images/image_data.h"
-
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

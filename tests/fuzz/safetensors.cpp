@@ -1,8 +1,9 @@
 // The header of a safetensors file. Tensors lie inside the file, one after another; a file with a written
 // header is read back with the same tensors.
+#include "dtopp/base/safetensors.h"
+
 #include <algorithm>
 
-#include "dtopp/base/safetensors.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

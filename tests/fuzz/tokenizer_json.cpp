@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "dtopp/data/text/unicode.h"
 #include "dtopp/data/text/tokenizer.h"
+#include "dtopp/data/text/unicode.h"
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

@@ -1,9 +1,9 @@
-#include "dtopp/launch/local_ranks.h"
-
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "dtopp/launch/local_ranks.h"
 
 namespace dtopp::launch::restarts_test {
 namespace {

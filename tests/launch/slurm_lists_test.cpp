@@ -1,11 +1,10 @@
-#include "dtopp/launch/launch_environment.h"
-
 #include <random>
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
 #include "dtopp/base/format.h"
+#include "dtopp/launch/launch_environment.h"
 
 namespace dtopp::launch {
 namespace {

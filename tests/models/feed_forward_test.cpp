@@ -4,8 +4,9 @@
 #include <string>
 #include <unordered_map>
 
-#include <ATen/record_function.h>
 #include <gtest/gtest.h>
+
+#include <ATen/record_function.h>
 
 #include "dtopp/models/batch.h"
 #include "dtopp/models/batch_losses.h"

@@ -1,6 +1,6 @@
-#include "dtopp/plan/expert_parallel.h"
-
 #include <gtest/gtest.h>
+
+#include "dtopp/plan/expert_parallel.h"
 
 namespace dtopp::plan::step_time_test {
 namespace {

@@ -1,13 +1,12 @@
 #include "dtopp/report/document.h"
 
-#include <rapidcheck.h>
-
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <rapidcheck.h>
 
 namespace dtopp::report {
 namespace {

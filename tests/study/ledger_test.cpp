@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/json.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
 #include "dtopp/study/results.h"
 #include "tests/study/study_files.h"
 

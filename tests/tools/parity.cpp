@@ -11,7 +11,7 @@
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/device/device.h"
-#include "dtopp/inference/checkpoint_tensors.h"
+#include "dtopp/inference/inference_model.h"
 #include "dtopp/models/language_model.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/gemm/linear.h"

@@ -6,7 +6,7 @@
 #include <exception>
 #include <string_view>
 
-#include "dtopp/inference/diffusion/sampler.h"
+#include "dtopp/inference/diffusion_model.h"
 #include "tensor_output.h"
 
 namespace {

@@ -180,7 +180,7 @@ std::map<std::string, double> sent_by(int64_t rank, const distributed::ParallelD
 }
 
 // The model is as wide as the paper's. A narrower one has too few chunks
-// (distributed/sharding/shard_layout.h) to share evenly among 128 ranks.
+// (distributed/shard_layout.h) to share evenly among 128 ranks.
 TEST(TrafficSlow, of_parameters_among_128_ranks_is_within_two_percent_of_the_plan) {
   const config::RunConfig config = paper_like(2048, 128);
   const std::map<std::string, double> planned = planned_on_sixteen_nodes(config);

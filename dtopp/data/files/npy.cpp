@@ -1,8 +1,5 @@
 #include "dtopp/data/files/npy.h"
 
-#include <archive.h>
-#include <archive_entry.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
@@ -11,6 +8,9 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+
+#include <archive.h>
+#include <archive_entry.h>
 
 namespace dtopp::data {
 namespace {

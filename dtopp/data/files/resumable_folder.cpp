@@ -6,8 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/json.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/json.h"
 
 namespace dtopp::data {
 namespace {

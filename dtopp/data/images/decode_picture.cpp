@@ -1,9 +1,5 @@
 #include "dtopp/data/images/decode_picture.h"
 
-#include <jerror.h>
-#include <jpeglib.h>
-#include <png.h>
-
 #include <algorithm>
 #include <csetjmp>
 #include <cstdio>
@@ -15,6 +11,9 @@
 #include <string_view>
 #include <utility>
 
+#include <jerror.h>
+#include <jpeglib.h>
+#include <png.h>
 #include <webp/decode.h>
 #include <webp/demux.h>
 

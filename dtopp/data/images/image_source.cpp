@@ -1,9 +1,5 @@
 #include "dtopp/data/images/image_source.h"
 
-#include <archive.h>
-#include <archive_entry.h>
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -17,7 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include <archive.h>
+#include <archive_entry.h>
 #include <nlohmann/json.hpp>
+#include <sys/stat.h>
 
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
@@ -26,8 +25,8 @@
 #include "dtopp/base/json.h"
 #include "dtopp/base/stop.h"
 #include "dtopp/data/files/resumable_folder.h"
-#include "dtopp/data/images/picture.h"
 #include "dtopp/data/images/decode_picture.h"
+#include "dtopp/data/images/picture.h"
 #include "dtopp/data/text/byte_source.h"
 #include "dtopp/data/text/unicode.h"
 

@@ -1,11 +1,11 @@
 #include "dtopp/data/images/picture.h"
 
-#include <png.h>
-
 #include <csetjmp>
 #include <cstring>
 #include <new>
 #include <stdexcept>
+
+#include <png.h>
 
 namespace dtopp::data {
 void to_planes(const Picture& picture, std::span<uint8_t> out) {

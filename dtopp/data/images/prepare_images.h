@@ -18,8 +18,8 @@
 #include "dtopp/base/safetensors.h"
 #include "dtopp/data/files/ordered_workers.h"
 #include "dtopp/data/files/resumable_folder.h"
-#include "dtopp/data/images/prepared_image.h"
 #include "dtopp/data/images/image_facts.h"
+#include "dtopp/data/images/prepared_image.h"
 
 namespace dtopp::data {
 

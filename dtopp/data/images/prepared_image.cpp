@@ -6,10 +6,10 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/data/files/resumable_folder.h"
+#include "dtopp/data/images/array_source.h"
 #include "dtopp/data/images/decode_picture.h"
 #include "dtopp/data/images/picture.h"
 #include "dtopp/data/images/resize.h"
-#include "dtopp/data/images/array_source.h"
 
 namespace dtopp::data {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/data/images/image_source.h"
 #include "dtopp/data/images/image_facts.h"
+#include "dtopp/data/images/image_source.h"
 
 namespace dtopp::data {
 struct PreparedImage {

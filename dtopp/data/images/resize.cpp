@@ -1,7 +1,5 @@
 #include "dtopp/data/images/resize.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -10,6 +8,8 @@
 #include <cstring>
 #include <span>
 #include <vector>
+
+#include <immintrin.h>
 
 #if defined(__x86_64__)
 #endif

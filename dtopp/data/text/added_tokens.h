@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include "dtopp/data/text/unicode.h"
 #include "dtopp/data/text/tokenizer_json.h"
+#include "dtopp/data/text/unicode.h"
 #include "dtopp/data/text/vocabulary.h"
 
 namespace dtopp::data {

@@ -1,6 +1,6 @@
 // Encodes one word by byte-pair encoding.
 //
-// Each byte of the word becomes a symbol; with marks for spaces (space_marks.h) each character, or its bytes
+// Each byte of the word becomes a symbol; with marks for spaces (tokenizer_json.h) each character, or its bytes
 // if the vocabulary lacks it. Then the adjacent pair with the lowest merge rank is merged (the leftmost of
 // equals), until no pair has a merge.
 #pragma once

@@ -19,8 +19,8 @@
 #include "dtopp/base/stop.h"
 #include "dtopp/data/files/resumable_folder.h"
 #include "dtopp/data/text/text_reader.h"
-#include "dtopp/data/text/unicode.h"
 #include "dtopp/data/text/token_file.h"
+#include "dtopp/data/text/unicode.h"
 
 namespace dtopp::data {
 std::vector<int64_t> encode_file(const std::filesystem::path& path, const Tokenizer& tokenizer) {

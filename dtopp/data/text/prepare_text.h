@@ -20,8 +20,8 @@
 #include "dtopp/data/files/ordered_workers.h"
 #include "dtopp/data/files/resumable_folder.h"
 #include "dtopp/data/text/text_reader.h"
-#include "dtopp/data/text/tokenizer.h"
 #include "dtopp/data/text/token_file.h"
+#include "dtopp/data/text/tokenizer.h"
 
 namespace dtopp::data {
 

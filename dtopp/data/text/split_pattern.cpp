@@ -1,9 +1,6 @@
 #include "dtopp/data/text/split_pattern.h"
 
-
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -12,6 +9,8 @@
 #include <optional>
 #include <utility>
 #include <vector>
+
+#include <pcre2.h>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/data/text/unicode.h"

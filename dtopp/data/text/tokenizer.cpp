@@ -1,19 +1,19 @@
 #include "dtopp/data/text/tokenizer.h"
 
-#include <simdjson.h>
-
 #include <array>
 #include <mutex>
+
+#include <simdjson.h>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
-#include "dtopp/data/text/unicode.h"
 #include "dtopp/data/text/added_tokens.h"
 #include "dtopp/data/text/byte_pair_encoding.h"
 #include "dtopp/data/text/pre_tokenizer.h"
 #include "dtopp/data/text/split_pattern.h"
 #include "dtopp/data/text/tokenizer_json.h"
+#include "dtopp/data/text/unicode.h"
 
 namespace dtopp::data {
 namespace {

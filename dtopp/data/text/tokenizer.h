@@ -2,7 +2,7 @@
 //
 // It supports byte-level BPE: an optional NFC normalizer, Split and Digits pre-tokenizers before ByteLevel,
 // the BPE model and added tokens. It supports also SentencePiece's BPE, as Llama 2 and Mixtral have it:
-// spaces are written as marks (space_marks.h), and unknown characters as bytes. encode() returns the ids that
+// spaces are written as marks (tokenizer_json.h), and unknown characters as bytes. encode() returns the ids that
 // Hugging Face `tokenizers` returns with add_special_tokens=False: a post-processor that adds a token at the
 // beginning is ignored.
 #pragma once

@@ -2,11 +2,11 @@
 // time.
 #pragma once
 
-#include <simdjson.h>
-
 #include <optional>
 #include <string>
 #include <string_view>
+
+#include <simdjson.h>
 
 #include "dtopp/base/json.h"
 
@@ -58,4 +58,4 @@ void visit_parts(const TokenizerFields& object, const char* list, const Visit& v
     visit_parts(object.part(part, TokenizerFields::at(list, index++)), list, visit);
 }
 
-}  // namespace dtopp
+}  // namespace dtopp::data

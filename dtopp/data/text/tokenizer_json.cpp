@@ -5,9 +5,9 @@
 #include <optional>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/data/text/unicode.h"
 #include "dtopp/data/text/pre_tokenizer.h"
 #include "dtopp/data/text/tokenizer_fields.h"
+#include "dtopp/data/text/unicode.h"
 #include "dtopp/data/text/vocabulary.h"
 
 namespace dtopp::data {

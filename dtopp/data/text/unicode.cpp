@@ -1,10 +1,10 @@
 #include "dtopp/data/text/unicode.h"
 
-#include <utf8proc.h>
-
 #include <algorithm>
 #include <array>
 #include <vector>
+
+#include <utf8proc.h>
 
 #include "dtopp/base/errors.h"
 

@@ -1,9 +1,9 @@
 #include "dtopp/data/text/vocabulary.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <random>
+
+#include <xxhash.h>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/data/text/unicode.h"

@@ -1,14 +1,5 @@
-#pragma once
-
-#include <cstdint>
-#include <string>
-
-#include "dtopp/config/routing_config.h"
-#include "dtopp/moe/active_expert_curve.h"
-#include "dtopp/ops/core/named_tensors.h"
-
-namespace dtopp::moe {
-
+// The controller of DTop-p and dtop_p_bias.
+//
 // Keeps the mean number of active experts per token at its target T.
 //
 // The controller runs after each optimizer step. Let a be the mean number of experts per token (over all
@@ -32,6 +23,16 @@ namespace dtopp::moe {
 // operations in the same order give the same bits on every device.
 //
 // Source:        paper, Eqs. 5, 6, 8, 9 and Algorithm 1
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "dtopp/config/routing_config.h"
+#include "dtopp/moe/active_expert_curve.h"
+#include "dtopp/ops/core/named_tensors.h"
+
+namespace dtopp::moe {
 
 // The counts of an optimizer step.
 struct RoutedStep {

@@ -1,4 +1,4 @@
-// Self-attention: in fp32 and bf16 on a CPU by attention_cpu.h, otherwise by libtorch's kernels.
+// Self-attention: in fp32 and bf16 on a CPU by attention_tiles_cpu.h, otherwise by libtorch's kernels.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
@@ -12,7 +12,7 @@ namespace dtopp::ops {
 // Throws:        c10::Error "self_attention: …" if the shapes differ
 at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal);
 
-// Self-attention within documents that are concatenated in one sequence. A CPU runs attention_cpu.h once per
+// Self-attention within documents that are concatenated in one sequence. A CPU runs attention_tiles_cpu.h once per
 // run of equally long documents, a CUDA device one of libtorch's kernels for all.
 
 // Causal self-attention (attention.h): each token attends to itself and the earlier tokens of its own

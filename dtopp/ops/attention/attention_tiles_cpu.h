@@ -32,7 +32,7 @@ std::array<at::Tensor, 3> attention_backward_cpu(const at::Tensor& grad_y, const
                                                  const at::Tensor& k, const at::Tensor& v,
                                                  const AttentionResult& result, bool causal);
 
-// The passes, of fp32 and bf16. The functions of attention_cpu.h choose between them and libtorch's.
+// The passes, of fp32 and bf16. The functions above choose between them and libtorch's.
 AttentionResult attention_in_tiles(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                    bool causal);
 std::array<at::Tensor, 3> attention_backward_in_tiles(const at::Tensor& grad_y, const at::Tensor& q,

@@ -1,6 +1,6 @@
 // Linear layers, y = x W^T, and the bf16 abilities of a device.
 //
-// On CPUs without bf16 instructions, bf16 layers use the kernels of linear_cpu.h. They form products in fp32
+// On CPUs without bf16 instructions, bf16 layers use kernels of their own. They form products in fp32
 // and round once, which is several times faster than libtorch's emulation and no less exact. In fp32 every
 // CPU uses these kernels: a whole step takes 5 % longer with libtorch's, and a row of y does not depend on
 // the other rows of x. All other cases use libtorch's kernels.

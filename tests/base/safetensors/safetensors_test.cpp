@@ -1,3 +1,5 @@
+#include "dtopp/base/safetensors.h"
+
 #include <cstring>
 #include <random>
 
@@ -6,7 +8,6 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/hash.h"
-#include "dtopp/base/safetensors.h"
 #include "tests/base/scratch_directory.h"
 
 namespace dtopp::safetensors_test {

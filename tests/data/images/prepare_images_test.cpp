@@ -1,12 +1,12 @@
 #include "dtopp/data/images/prepare_images.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <thread>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "dtopp/data/images/image_data.h"
 #include "tests/data/images/image_fixtures.h"

@@ -1,13 +1,13 @@
 #include "dtopp/data/text/prepare_text.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <random>
 #include <thread>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "tests/data/text/prepare_text_fixture.h"
 

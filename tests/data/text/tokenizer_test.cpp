@@ -1,12 +1,11 @@
 #include "dtopp/data/text/tokenizer.h"
 
-#include <unistd.h>
-
 #include <fstream>
 #include <thread>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"

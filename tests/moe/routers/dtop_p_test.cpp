@@ -1,11 +1,10 @@
 #include "dtopp/moe/routers/dtop_p.h"
 
-#include <rapidcheck.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include <gtest/gtest.h>
+#include <rapidcheck.h>
 
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 

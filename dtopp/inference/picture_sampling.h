@@ -10,11 +10,10 @@
 
 #include "dtopp/base/random.h"
 #include "dtopp/data/images/image_data.h"
-#include "dtopp/inference/diffusion/diffusion_model.h"
+#include "dtopp/inference/diffusion_model.h"
 #include "dtopp/inference/watch.h"
 
 namespace dtopp::inference {
-
 struct PictureRequest {
   int64_t count = 1;
   std::vector<int64_t> classes;  // picture j has class classes[j % size]; empty: no classes

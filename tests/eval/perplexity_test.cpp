@@ -1,4 +1,4 @@
-#include "dtopp/eval/evaluation_text.h"
+#include "dtopp/eval/perplexity.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -63,4 +63,5 @@ TEST(EvaluationText, that_cannot_be_looked_at_gives_the_systems_reason) {
 }
 
 }  // namespace
+
 }  // namespace dtopp::eval

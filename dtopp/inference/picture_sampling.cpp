@@ -1,4 +1,4 @@
-#include "dtopp/inference/diffusion/picture_sampling.h"
+#include "dtopp/inference/picture_sampling.h"
 
 #include <algorithm>
 #include <span>

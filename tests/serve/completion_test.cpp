@@ -1,4 +1,4 @@
-#include "dtopp/serve/stop_strings.h"
+#include "dtopp/serve/completion.h"
 
 #include <gtest/gtest.h>
 
@@ -38,4 +38,5 @@ TEST(StopStrings, hold_back_only_what_may_become_one) {
 }
 
 }  // namespace
+
 }  // namespace dtopp::serve

@@ -1,4 +1,4 @@
-#include "dtopp/eval/nll_by_experts.h"
+#include "dtopp/eval/activation_analysis.h"
 
 #include <cmath>
 
@@ -49,4 +49,5 @@ TEST(Spearman, is_that_of_the_ranks) {
 }
 
 }  // namespace
+
 }  // namespace dtopp::eval

@@ -1,0 +1,134 @@
+// Loads a diffusion transformer for sampling and evaluation: fp32 parameters and the router.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <string_view>
+#include <utility>
+
+#include "dtopp/checkpoint/checkpoint.h"
+#include "dtopp/config/model_config.h"
+#include "dtopp/data/images/image_data.h"
+#include "dtopp/inference/inference_model.h"
+#include "dtopp/models/diffusion_transformer.h"
+#include "dtopp/ops/core/torch.h"
+
+namespace dtopp::inference {
+
+// Samples pictures from noise with a diffusion transformer. v is the model's prediction at x_k and t_k:
+//
+//   flow, t_k = 1 - k / steps:
+//     euler  x_{k+1} = x_k + (t_{k+1} - t_k) v
+//     heun   x_{k+1} = x_k + (t_{k+1} - t_k) (v + v') / 2; v' is predicted at Euler's x_{k+1}. The last step
+//            is an Euler step.
+//   ddpm, from step s = (steps - 1 - k) d to s - d, with d = floor(1000 / steps) and t_k = s / 1000:
+//     ddim   x_0 = (x_k - sqrt(1 - a_s) v) / sqrt(a_s);  x_{k+1} = sqrt(a_{s-d}) x_0 + sqrt(1 - a_{s-d}) v.
+//            a holds the objective's alpha products (diffusion_transformer.h) and is 1 below step 0. x_0 is not clipped.
+//
+// Guidance: v = f_none + g (f_given - f_none) if t lies in the guidance interval, ends included; otherwise v
+// = f_given. f_given and f_none are the predictions with and without the condition.
+//
+// Source: Ho and Salimans 2022 (guidance)
+
+enum class SamplerMethod { kEuler, kHeun, kDdim };
+
+constexpr auto enum_names(SamplerMethod) {
+  return std::array<std::pair<SamplerMethod, std::string_view>, 3>{
+      {{SamplerMethod::kEuler, "euler"}, {SamplerMethod::kHeun, "heun"}, {SamplerMethod::kDdim, "ddim"}}};
+}
+
+struct SamplerOptions {
+  SamplerMethod method = SamplerMethod::kEuler;
+  int64_t steps = 50;
+  double guidance = 1;  // g; 1: only f_given is computed
+  double guidance_begin = 0, guidance_end = 1;
+};
+
+// Throws UsageError if the method does not match the objective or there are too many steps for it.
+void validate(const SamplerOptions& options, config::Objective objective);
+
+// The model that a sampler calls.
+class Denoiser {
+ public:
+  virtual ~Denoiser() = default;
+  // Returns the prediction v, f32 [B, C, H, W].
+  virtual at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B,
+                             const models::Condition& condition) = 0;
+};
+
+// A batch of pictures between noise and the last step.
+class Sampler {
+ public:
+  // Samples with the condition `given`. `none` is the condition without class and text; it is unused if g is
+  // 1. noise_BCHW is f32 [B, C, H, W], on the model's device. `denoiser` must outlive the sampler.
+  Sampler(Denoiser& denoiser, at::Tensor noise_BCHW, models::Condition given, const models::Condition& none,
+          const SamplerOptions& options);
+
+  bool is_done() const { return steps_ == options_.steps; }
+  int64_t steps() const { return steps_; }  // steps done
+  void step();
+  const at::Tensor& x_BCHW() const { return x_BCHW_; }  // f32, in the model's value range
+
+ private:
+  at::Tensor predict(const at::Tensor& x_BCHW, double t) const;  // with guidance
+  at::Tensor flow_step() const;
+  at::Tensor ddim_step() const;
+
+  Denoiser& denoiser_;
+  models::Condition given_, both_;
+  SamplerOptions options_;
+  at::Tensor alpha_, x_BCHW_;
+  int64_t steps_ = 0;
+};
+
+struct DiffusionModel {
+  config::RunConfig config;
+  models::ParameterLookup parameter;
+  models::DiffusionTransformer model;
+  moe::Routing routing;  // without a router for a dense model
+  at::Device device = at::kCPU;
+};
+
+// Loads the parameters of this kind. Throws CheckpointError if a tensor is missing or has another shape, or
+// if kEma is requested and the checkpoint has no EMA.
+DiffusionModel load_diffusion_model(const checkpoint::Checkpoint& checkpoint, ParameterKind kind,
+                                    const at::Device& device);
+
+// Returns the layout of the training images. Throws CheckpointError if it is missing or damaged.
+data::ImageLayout load_image_layout(const checkpoint::Checkpoint& checkpoint);
+
+// A model that denoises with these thresholds. It adds the selected experts to `activations` unless that is
+// null. All three must outlive it. predict() is collective if `routing` has the experts of an EP group.
+class ModelDenoiser final : public Denoiser {
+ public:
+  ModelDenoiser(const DiffusionModel& model, const moe::Routing& routing,
+                moe::ActivationStatistics* activations = nullptr)
+      : model_(model), routing_(routing), activations_(activations) {}
+  at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B,
+                     const models::Condition& condition) override;
+
+ private:
+  const DiffusionModel& model_;
+  const moe::Routing& routing_;
+  moe::ActivationStatistics* activations_;
+};
+
+// Returns the targets of active experts that p must be solved for. Empty: p of the checkpoint is used.
+//
+// The target is `wanted` unless it is 0. With 0, the EMA of a DTop-p model uses the run's own
+// routing.experts, because the checkpoint's p belongs to the raw parameters.
+//
+// Throws: UsageError if the model cannot meet `wanted` (require_target)
+std::vector<double> targets_of(const config::RunConfig& config, ParameterKind kind, double wanted);
+
+// Reads the text embeddings that condition sampled pictures.
+
+// Reads the tensor "text" of a safetensors file, zero-padded to the model's text length.
+//
+// Shapes: "text" F32|F16|BF16 [N, L, S], L <= model.text_length -> f32 [N, text_length, S]
+// Throws: DataError if the file is damaged, has no such tensor or holds numbers that are not finite;
+//         UsageError if the tensor does not fit the model
+at::Tensor read_text_embeddings(const std::filesystem::path& path, const config::ModelConfig& model);
+
+}  // namespace dtopp::inference
