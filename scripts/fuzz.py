@@ -44,7 +44,7 @@ PARSERS = {
     "tar": ["data/images/image_source.cpp"],
     "image arrays": ["data/images/array_source.cpp", "data/images/image_data.cpp"],
     "configuration": ["config/config.cpp", "config/config_tree.cpp", "config/config.h", "study/definition.cpp"],
-    "tokenizer": ["data/text/tokenizer_json.cpp", "data/text/split_pattern.cpp", "data/text/vocabulary.cpp", "data/text/byte_pair_encoding.cpp"],
+    "tokenizer": ["data/text/tokenizer_json.cpp", "data/text/split_pattern.cpp", "data/text/tokenizer_json.cpp", "data/text/byte_pair_encoding.cpp"],
     "text": ["data/text/byte_source.cpp", "data/text/text_reader.cpp", "data/text/unicode.cpp"],
     "pictures": ["data/images/decode_picture.cpp"],
     "tasks": ["tasks/task.cpp"],

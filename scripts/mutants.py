@@ -40,7 +40,7 @@ MUTANTS = {
         "  sync_tree(path_);\n",
         ["fault_shim", "checkpoint_driver"], [PYTHON, "-m", "pytest", "-q", "-x", "tests/python/train/test_faults.py"]),
     "off-by-one window": (
-        "dtopp/data/text/sampler.cpp", "* stride, tokens", "* stride + 1, tokens",
+        "dtopp/data/text/mixture.cpp", "* stride, tokens", "* stride + 1, tokens",
         ["test_data"], ["build/release/bin/test_data"]),
     "sum instead of mean of a choice's losses": (
         "dtopp/tasks/task.cpp", "loss /= static_cast<double>(log_probs[choice].size())", "loss /= 1",

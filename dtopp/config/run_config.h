@@ -102,7 +102,7 @@ struct ParallelConfig {
   // Ranks of a node that share the experts of each layer. auto: the fewest with which the run fits in memory.
   ExpertParallel expert_parallel;
   bool reproducible = true;  // the same bits for every power-of-two number of ranks
-  int64_t timeout = 60;  // seconds after which a silent rank is lost (distributed/rank_records.h)
+  int64_t timeout = 60;      // seconds after which a silent rank is lost (distributed/rank_records.h)
 };
 
 struct ValidationConfig {

@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "dtopp/data/images/picture_grid.h"
-#include "dtopp/inference/picture_sampling.h"
+#include "dtopp/inference/diffusion_model.h"
 
 namespace dtopp::eval {
 

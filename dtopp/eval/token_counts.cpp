@@ -1,16 +1,47 @@
 #include "dtopp/eval/token_counts.h"
 
 #include <numeric>
+#include <utility>
+#include <vector>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/random.h"
-#include "dtopp/moe/routers/counted.h"
-#include "dtopp/moe/routers/replay.h"
+#include "dtopp/moe/router.h"
 #include "dtopp/ops/core/host_copy.h"
 
 namespace dtopp::eval {
 namespace {
+
+// Assigns tokens to recorded experts instead of choosing them.
+class ReplayRouter final : public moe::Router {
+ public:
+  // routing_map_LTE: per layer, bool [T, E]. T is the number of tokens of the forward pass.
+  ReplayRouter(const config::RunConfig& config, std::vector<at::Tensor> routing_map_LTE)
+      : moe::Router(config, routing_map_LTE.at(0).device()), routing_map_LTE_(std::move(routing_map_LTE)) {}
+
+  ops::RouteOutput select(const moe::RouterInput& input) override {
+    return route_to(input, routing_map_LTE_.at(static_cast<size_t>(input.layer)));
+  }
+
+ private:
+  std::vector<at::Tensor> routing_map_LTE_;
+};
+
+// Selects given numbers of experts per token: each token's likeliest ones.
+class CountedRouter final : public moe::Router {
+ public:
+  // counts_LT: int64 on the CPU, at least 1. T is the number of tokens of the forward pass.
+  CountedRouter(const config::RunConfig& config, at::Tensor counts_LT, const at::Device& device)
+      : moe::Router(config, device), counts_LT_(std::move(counts_LT)) {}
+
+  ops::RouteOutput select(const moe::RouterInput& input) override {
+    return select_likeliest(input, ops::to_device(counts_LT_[input.layer], device()));
+  }
+
+ private:
+  at::Tensor counts_LT_;
+};
 
 // Counts the experts of each token and layer.
 class CountsOfTokens final : public WindowObserver {
@@ -129,8 +160,8 @@ TokenCounts::TokenCounts(const inference::InferenceModel& model, const Evaluatio
 }
 
 std::shared_ptr<moe::Router> TokenCounts::for_tokens(uint64_t first, int64_t count) const {
-  return std::make_shared<moe::CountedRouter>(
-      config_, counts_LN_.narrow(1, static_cast<int64_t>(first), count), device_);
+  return std::make_shared<CountedRouter>(config_, counts_LN_.narrow(1, static_cast<int64_t>(first), count),
+                                         device_);
 }
 
 namespace {
@@ -216,7 +247,7 @@ std::shared_ptr<moe::Router> RoutingReplay::for_tokens(uint64_t first, int64_t c
   std::vector<at::Tensor> maps_LTE;
   for (const TensorView* layer : layers_)
     maps_LTE.push_back(ops::to_device(read_selection(*layer, static_cast<int64_t>(first), count), device_));
-  return std::make_shared<moe::ReplayRouter>(config_, std::move(maps_LTE));
+  return std::make_shared<ReplayRouter>(config_, std::move(maps_LTE));
 }
 
 }  // namespace dtopp::eval

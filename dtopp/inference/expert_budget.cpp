@@ -14,7 +14,7 @@
 #include "dtopp/base/stop.h"
 #include "dtopp/models/solve_thresholds.h"
 #include "dtopp/moe/expert_bias.h"
-#include "dtopp/moe/routers/top_p.h"
+#include "dtopp/moe/routers/solving.h"
 #include "dtopp/ops/core/host_copy.h"
 
 namespace dtopp::inference {

@@ -1,16 +1,56 @@
 #include "dtopp/inference/generator.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "dtopp/base/random.h"
-#include "dtopp/moe/routers/row_ranges.h"
+#include "dtopp/moe/router.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/gemm/linear.h"
+#include "dtopp/ops/route/route_selected.h"
 
 namespace dtopp::inference {
 namespace {
+
+struct RowRange {
+  std::shared_ptr<moe::Router> router;
+  int64_t rows = 0;
+};
+
+// Routes consecutive ranges of a pass's tokens with different routers: requests with different budgets share
+// a pass. A selection holds gates and counts, but no means.
+class RowRangesRouter final : public moe::Router {
+ public:
+  // The ranges hold all rows of a pass, in order.
+  RowRangesRouter(const config::RunConfig& config, const at::Device& device, std::vector<RowRange> ranges)
+      : moe::Router(config, device), ranges_(std::move(ranges)) {}
+
+  ops::RouteOutput select(const moe::RouterInput& input) override {
+    std::vector<at::Tensor> gates;
+    int64_t begin = 0;
+    for (const RowRange& range : ranges_) {
+      const auto part = [&](const at::Tensor& rows) {
+        return rows.defined() ? rows.narrow(0, begin, range.rows) : rows;
+      };
+      gates.push_back(
+          range.router
+              ->select({input.layer, part(input.logits_TE), input.scale, input.training, part(input.ids_T)})
+              .gates_TE);
+      begin += range.rows;
+    }
+    ops::RouteOutput output;
+    output.gates_TE = at::cat(gates);
+    ops::set_counts(output.gates_TE.ne(0), output);
+    return output;
+  }
+
+ private:
+  std::vector<RowRange> ranges_;
+};
 
 constexpr int64_t kScoredAtOnce = 64;  // rows of logits, which have the width of the vocabulary
 
@@ -165,7 +205,7 @@ std::vector<Generation::Sequence*> Generation::unfinished() {
 moe::Routing Generation::routing_of(std::span<Sequence* const> sequences) const {
   moe::Routing routing = model_.routing;
   routing.token_by_token = true;
-  std::vector<moe::RowRange> ranges;
+  std::vector<RowRange> ranges;
   for (const Sequence* sequence : sequences) {
     const auto& router = sequence->input.router ? sequence->input.router : model_.routing.router;
     if (ranges.empty() || ranges.back().router != router) ranges.push_back({router, 0});
@@ -173,8 +213,7 @@ moe::Routing Generation::routing_of(std::span<Sequence* const> sequences) const 
   }
   routing.router = ranges.front().router;
   if (ranges.size() > 1)
-    routing.router =
-        std::make_shared<moe::RowRangesRouter>(model_.config, model_.device(), std::move(ranges));
+    routing.router = std::make_shared<RowRangesRouter>(model_.config, model_.device(), std::move(ranges));
   return routing;
 }
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "dtopp/models/model.h"
-#include "dtopp/ops/attention/cached_attention.h"
+#include "dtopp/ops/attention/attention.h"
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp::models {

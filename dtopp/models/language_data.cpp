@@ -2,7 +2,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/data/text/sampler.h"
+#include "dtopp/data/text/mixture.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/models/language_model.h"
 

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "dtopp/moe/expert_bias.h"
-#include "dtopp/moe/routers/top_p.h"
+#include "dtopp/moe/routers/solving.h"
 
 namespace dtopp::models {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "dtopp/moe/expert_layer.h"
-#include "dtopp/moe/routers/top_p.h"
+#include "dtopp/moe/routers/solving.h"
 
 namespace dtopp::moe {
 

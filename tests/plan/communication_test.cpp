@@ -1,5 +1,3 @@
-#include "dtopp/plan/communication.h"
-
 #include <bit>
 
 #include <gmock/gmock.h>

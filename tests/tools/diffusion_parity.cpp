@@ -7,7 +7,7 @@
 #include "dtopp/models/image_batches.h"
 #include "dtopp/models/make_model.h"
 #include "dtopp/moe/routers/make_router.h"
-#include "dtopp/moe/routers/top_p.h"
+#include "dtopp/moe/routers/solving.h"
 #include "dtopp/train/trainer.h"
 #include "tensor_output.h"
 

@@ -1,4 +1,4 @@
-// Tests that the bytes that ranks send in a step match the plan (dtopp/plan/communication.h).
+// Tests that the bytes that ranks send in a step match the plan (dtopp/plan/plan.h).
 #include <map>
 
 #include <gtest/gtest.h>

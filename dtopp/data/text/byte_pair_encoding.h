@@ -1,8 +1,8 @@
 // Encodes one word by byte-pair encoding.
 //
-// Each byte of the word becomes a symbol; with marks for spaces (tokenizer_json.h) each character, or its bytes
-// if the vocabulary lacks it. Then the adjacent pair with the lowest merge rank is merged (the leftmost of
-// equals), until no pair has a merge.
+// Each byte of the word becomes a symbol; with marks for spaces (tokenizer_json.h) each character, or its
+// bytes if the vocabulary lacks it. Then the adjacent pair with the lowest merge rank is merged (the leftmost
+// of equals), until no pair has a merge.
 #pragma once
 
 #include <array>
@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "dtopp/data/text/tokenizer_json.h"
-#include "dtopp/data/text/vocabulary.h"
 
 namespace dtopp::data {
 struct Merge {

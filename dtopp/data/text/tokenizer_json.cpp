@@ -3,14 +3,145 @@
 #include <algorithm>
 #include <cctype>
 #include <optional>
+#include <random>
+
+#include <xxhash.h>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/data/text/pre_tokenizer.h"
 #include "dtopp/data/text/tokenizer_fields.h"
 #include "dtopp/data/text/unicode.h"
-#include "dtopp/data/text/vocabulary.h"
 
 namespace dtopp::data {
+ByteAlphabet::ByteAlphabet() {
+  bytes_.fill(-1);
+  char32_t next = 0x100;
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool printable =
+        (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
+    characters_[byte] = printable ? static_cast<char32_t>(byte) : next++;
+    bytes_[characters_[byte]] = static_cast<int16_t>(byte);
+  }
+}
+
+std::string ByteAlphabet::encode(std::string_view bytes) const {
+  std::string text;
+  for (const char byte : bytes) append_utf8(text, characters_[static_cast<uint8_t>(byte)]);
+  return text;
+}
+
+void ByteAlphabet::append_bytes(std::string& bytes, std::string_view token) const {
+  const size_t before = bytes.size();
+  for (size_t i = 0; i < token.size();) {
+    const CodePoint c = code_point_at(token, i);
+    const int byte = c.value < bytes_.size() ? bytes_[c.value] : -1;
+    if (byte < 0) {
+      bytes.resize(before);
+      bytes += token;
+      return;
+    }
+    bytes += static_cast<char>(byte);
+    i += c.bytes;
+  }
+}
+
+std::string quote(std::string_view token) {
+  constexpr size_t kShown = 60;
+  std::string text(1, '"');
+  text += replace_invalid_utf8(token.substr(0, kShown));
+  text += token.size() > kShown ? "...\"" : "\"";
+  return text;
+}
+
+uint64_t make_hash_seed() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+size_t Vocabulary::SeededHash::operator()(std::string_view text) const {
+  return XXH3_64bits_withSeed(text.data(), text.size(), seed);
+}
+
+Vocabulary::Vocabulary(const std::vector<std::pair<std::string, int32_t>>& entries, const std::string& file)
+    : ids_(entries.size(), SeededHash{make_hash_seed()}) {
+  for (const auto& [token, id] : entries) ids_.insert_or_assign(token, id);
+  int32_t largest = -1;
+  for (const auto& [token, id] : ids_) largest = std::max(largest, id);
+  tokens_.resize(largest + 1, nullptr);
+  for (const auto& [token, id] : ids_) {
+    if (tokens_[id] != nullptr)
+      throw DataError(file + ": model.vocab: " + quote(*tokens_[id]) + " and " + quote(token) +
+                      " share the id " + std::to_string(id));
+    tokens_[id] = &token;
+  }
+}
+
+std::optional<int32_t> Vocabulary::id(std::string_view token) const {
+  const auto found = ids_.find(token);
+  if (found == ids_.end()) return std::nullopt;
+  return found->second;
+}
+
+const std::string* Vocabulary::token(int32_t id) const {
+  if (id < 0 || id >= static_cast<int64_t>(tokens_.size())) return nullptr;
+  return tokens_[id];
+}
+
+namespace {
+
+// Returns the length of the contraction ('s 't 'm 'd 're 've 'll) whose apostrophe is at `begin`, or 0.
+size_t contraction_length(std::string_view text, size_t begin) {
+  const auto at = [&](size_t i) { return begin + i < text.size() ? text[begin + i] : '\0'; };
+  switch (at(1)) {
+    case 's':
+    case 't':
+    case 'm':
+    case 'd':
+      return 2;
+    case 'r':
+    case 'v':
+      return at(2) == 'e' ? 3 : 0;
+    case 'l':
+      return at(2) == 'l' ? 3 : 0;
+    default:
+      return 0;
+  }
+}
+
+// Returns the end of the run of `category` that continues at `offset`.
+size_t skip_category(std::string_view text, size_t offset, Category category,
+                     const CodePointClasses& classes) {
+  while (offset < text.size()) {
+    const CodePoint c = code_point_at(text, offset);
+    if (classes.category(c.value) != category) break;
+    offset += c.bytes;
+  }
+  return offset;
+}
+
+}  // namespace
+
+size_t find_word_end(std::string_view text, size_t begin, const CodePointClasses& classes) {
+  if (text[begin] == '\'') {
+    const size_t length = contraction_length(text, begin);
+    if (length > 0) return begin + length;
+  }
+  const CodePoint first = code_point_at(text, begin);
+  const Category category = classes.category(first.value);
+  const size_t second = begin + first.bytes;
+  if (category != Category::kSpace) return skip_category(text, second, category, classes);
+  if (first.value == ' ' && second < text.size()) {
+    const CodePoint next = code_point_at(text, second);
+    const Category next_category = classes.category(next.value);
+    if (next_category != Category::kSpace)
+      return skip_category(text, second + next.bytes, next_category, classes);
+  }
+  const size_t end = skip_category(text, second, Category::kSpace, classes);
+  if (end == text.size()) return end;
+  // The last of several spaces begins the next word, because \s+(?!\S) does not match it.
+  const size_t last = end - code_point_before(text, end).bytes;
+  return last > begin ? last : end;
+}
+
 namespace {
 
 constexpr std::string_view kHexDigits = "0123456789ABCDEF";

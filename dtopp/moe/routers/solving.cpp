@@ -2,10 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "dtopp/moe/active_expert_curve.h"
 
 namespace dtopp::moe {
+std::unique_ptr<Router> make_top_p_router(const config::RunConfig& config, const at::Device& device) {
+  return std::make_unique<TopPRouter>(
+      config, at::full({1}, config.routing.threshold, at::device(device).dtype(at::kDouble)));
+}
+
 double solve_threshold(double target, c10::function_ref<double(double)> count) {
   constexpr int kMostCalls = 50;
   constexpr double kCloseEnough = 1.0e-4;  // relative to the target

@@ -1,4 +1,4 @@
-// Loops over bf16 that pack the operands of matrix_tiles_bf16.h and post-process product tiles while they are
+// Loops over bf16 that pack the operands of cpu_kernel.h and post-process product tiles while they are
 // in cache.
 //
 // Each loop has up to three versions: scalar, AVX-512, and AVX-512 with AVX512_BF16. The scalar version is

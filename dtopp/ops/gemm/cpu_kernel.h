@@ -3,11 +3,189 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 
+#include "dtopp/ops/core/bfloat16_loops.h"
 #include "dtopp/ops/core/torch.h"
-#include "dtopp/ops/gemm/matrix_tiles_bf16.h"
+#include "dtopp/ops/gemm/matrix_tiles.h"
 
 namespace dtopp::ops {
+
+// Multiplies packed bf16 matrices, with C in float, on CPUs that multiply bf16 (AMX or AVX512_BF16). It has
+// the interface of VectorTiles (matrix_tiles.h).
+//
+// A is packed by rows. B is packed in panels of kPanel columns, and the numbers of two consecutive k lie side
+// by side. K is padded with zeros to a multiple of 32. The rows of a strip of A are padded to a multiple of
+// kUnit. oneDNN compiles a kernel per shape, and padding keeps the number of shapes small.
+//
+// multiply_finish passes C to the caller tile by tile. A tile has 128 x 64 floats (32 KiB), which the caller
+// processes in the first-level cache.
+
+// Multiplies with oneDNN's micro-kernels behind at::native::cpublas if the CPU has AMX, else with
+// AVX512_BF16's dot products of pairs. All access to the hardware goes through this struct. Tests link a
+// plain loop in its place and run the operators on any machine.
+struct MatrixUnit {
+  // Returns true if this machine has AMX or AVX512_BF16.
+  static bool available();
+
+  // C [M, ldc] = A B, or += if `add`. A [M, lda] is row-major. B [K / 2, ldb, 2] holds the numbers of two k
+  // side by side. Strides are in numbers. M is a multiple of 16, N of 64, K of 32.
+  static void multiply(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, bool add,
+                       const c10::BFloat16* A, const c10::BFloat16* B, float* C);
+
+  // Each thread calls this after its last product, because the AMX tile registers belong to the thread.
+  static void release();
+};
+
+struct Bfloat16Tiles {
+  using Real = float;
+  using Packed = c10::BFloat16;
+  static constexpr bool kFinishes = true;  // has multiply_finish
+  static constexpr int64_t kLargestBlock = 256;
+  static constexpr int64_t kStrip = 128, kPanel = kPanelColumns, kUnit = 16, kDeep = kPackedDepth;
+  using Tile = std::array<Real, kStrip * kPanel>;
+
+  static TileShape shape() { return {kUnit, kPanel}; }
+  static void release() { MatrixUnit::release(); }
+
+  static int64_t depth(int64_t K) { return round_up(K, kDeep); }
+
+  // Distance between the rows of a packed left operand. It is one cache line longer than a row, because rows
+  // a power of two apart share cache sets.
+  static int64_t left_stride(int64_t K) { return depth(K) + kDeep; }
+
+  template <Order kOrder>
+  static int64_t left_size(int64_t M, int64_t K) {
+    return round_up(M, kUnit) * left_stride(K);
+  }
+  static int64_t right_size(int64_t K, int64_t N) { return round_up(N, kPanel) * depth(K); }
+
+  // Both orders are packed by rows.
+  template <typename Scalar>
+  static void pack_left_row(const Scalar* row_K, int64_t m, int64_t /*M*/, int64_t K, Packed* packed) {
+    Packed* to = packed + m * left_stride(K);
+    if constexpr (std::is_same_v<Scalar, Packed>) {
+      std::copy_n(row_K, K, to);
+    } else {
+      bfloat16_loops().convert(row_K, to, K);
+    }
+    fill_depth(to, K);
+  }
+
+  // Pads a packed row of K numbers with zeros.
+  static void fill_depth(Packed* row, int64_t K) { std::fill(row + K, row + depth(K), Packed(0)); }
+
+  template <typename Column>
+  static void pack_left_columns(const Column& column, int64_t M, int64_t K, Packed* packed) {
+    const Bfloat16Loops& loops = bfloat16_loops();
+    std::array<const Packed*, kDeep> columns{};
+    for (int64_t k = 0; k < K; k += kDeep) {
+      const int64_t present = std::min(kDeep, K - k);
+      for (int64_t i = 0; i < present; ++i) columns[i] = column(k + i);
+      loops.pack_left_columns(columns.data(), present, M, packed + k, left_stride(K));
+    }
+  }
+
+  template <typename Row>
+  static void pack_right_rows(const Row& row, int64_t K, int64_t N, int64_t begin, int64_t end,
+                              Packed* packed) {
+    const Bfloat16Loops& loops = bfloat16_loops();
+    const int64_t panel = kPanel * depth(K), columns = std::min(round_up(end, kPanel), N) - begin;
+    packed += begin * depth(K);
+    for (int64_t k = 0; k < K; k += 2, packed += 2 * kPanel) {
+      const Packed* odd = k + 1 < K ? row(k + 1) + begin : nullptr;
+      loops.pack_right_rows(row(k) + begin, odd, columns, packed, panel);
+    }
+    const int64_t missing = (depth(K) - round_up(K, 2)) * kPanel;
+    for (int64_t n = 0; n < columns && missing > 0; n += kPanel, packed += panel) {
+      std::fill_n(packed, missing, Packed(0));
+    }
+  }
+
+  static void pack_right_transposed(const Packed* transposed, int64_t stride, int64_t K, int64_t N,
+                                    int64_t begin, int64_t end, Packed* packed,
+                                    const NextRows& /*next*/ = {}) {
+    for (int64_t n = begin; n < round_up(end, kPanel); n += kUnit) {
+      const int64_t columns = std::clamp<int64_t>(N - n, 0, kUnit);
+      bfloat16_loops().pack_right_transposed(transposed + std::min(n, N) * stride, stride, columns, K,
+                                             packed + unit_at(n, K));
+    }
+  }
+
+  // Columns of B if it interleaves two weights of N rows each (gate and up): half a panel of the first, then
+  // half a panel of the second. A tile then holds both.
+  static int64_t paired_columns(int64_t N) { return 2 * round_up(N, kPanel / 2); }
+
+  // Packs the columns [begin, end) of that B.
+  static void pack_right_paired(const Packed* first, const Packed* second, int64_t stride, int64_t K,
+                                int64_t N, int64_t begin, int64_t end, Packed* packed) {
+    constexpr int64_t kHalf = kPanel / 2;
+    for (int64_t n = begin; n < end; n += kUnit) {
+      const int64_t row = n / kPanel * kHalf + n % kHalf;
+      const Packed* from = n % kPanel < kHalf ? first : second;
+      bfloat16_loops().pack_right_transposed(from + std::min(row, N) * stride, stride,
+                                             std::clamp<int64_t>(N - row, 0, kUnit), K,
+                                             packed + unit_at(n, K));
+    }
+  }
+
+  // C = A B as VectorTiles::multiply. It ignores `next`, because the micro-kernels prefetch by themselves.
+  template <Order kOrder>
+  static void multiply(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K, Real* C,
+                       int64_t ldc, bool add, const NextRows& /*next*/ = {}) {
+    if (K == 0) return clear_unless_added(M, N, C, ldc, add);
+    alignas(64) Tile tile;
+    for (int64_t m = 0; m < M; m += kStrip) {
+      const int64_t rows = std::min(kStrip, M - m);
+      for (int64_t n = 0; n < N; n += kPanel) {
+        const int64_t columns = std::min(kPanel, N - n);
+        const Packed *strip = left + m * left_stride(K), *panel = right + n * depth(K);
+        Real* to = C + m * ldc + n;
+        if (rows % kUnit == 0 && columns == kPanel) {
+          MatrixUnit::multiply(rows, kPanel, depth(K), left_stride(K), kPanel, ldc, add, strip, panel, to);
+        } else {
+          multiply_tile(strip, panel, rows, K, false, tile);
+          put_tile(tile.data(), kPanel, rows, columns, to, ldc, add);
+        }
+      }
+    }
+  }
+
+  // Multiplies one strip and one panel. The strip has round_up(rows, kUnit) packed rows, and the results
+  // beyond `rows` are not used.
+  static void multiply_tile(const Packed* strip, const Packed* panel, int64_t rows, int64_t K, bool add,
+                            Tile& tile) {
+    MatrixUnit::multiply(round_up(rows, kUnit), kPanel, depth(K), left_stride(K), kPanel, kPanel, add, strip,
+                         panel, tile.data());
+  }
+
+  // Calls finish(tile, m, rows, n, columns) for each tile of C. The tile's rows are kPanel numbers apart.
+  //
+  // Pass `spare`, memory for kStrip rows, if the rows behind the left operand belong to another thread. The
+  // last strip is then copied to `spare` and padded there.
+  template <typename Finish>
+  static void multiply_finish(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K,
+                              const Finish& finish, Packed* spare = nullptr) {
+    alignas(64) Tile tile;
+    for (int64_t m = 0; m < M; m += kStrip) {
+      const int64_t rows = std::min(kStrip, M - m);
+      const Packed* strip = left + m * left_stride(K);
+      if (spare != nullptr && rows % kUnit != 0) {
+        std::copy_n(strip, rows * left_stride(K), spare);
+        strip = spare;
+      }
+      if (K == 0) tile.fill(0);
+      for (int64_t n = 0; n < N; n += kPanel) {
+        if (K > 0) multiply_tile(strip, right + n * depth(K), rows, K, false, tile);
+        finish(tile.data(), m, rows, n, std::min(kPanel, N - n));
+      }
+    }
+  }
+
+ private:
+  // Returns the offset of column n, the first of a unit, in a packed right operand.
+  static int64_t unit_at(int64_t n, int64_t K) { return n / kPanel * kPanel * depth(K) + n % kPanel * 2; }
+};
 
 // Returns the size of equal parts of `count`: a multiple of `unit` and at most `most`. `most` is a multiple
 // of `unit` as well.

@@ -1,8 +1,8 @@
-#include "dtopp/ops/attention/cached_attention.h"
-
 #include <cmath>
 
 #include <gtest/gtest.h>
+
+#include "dtopp/ops/attention/attention.h"
 
 namespace dtopp::ops::cached_attention_test {
 namespace {

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/ops/core/torch.h"
-#include "dtopp/ops/gemm/matrix_tiles_bf16.h"
+#include "dtopp/ops/gemm/cpu_kernel.h"
 
 namespace dtopp::ops::matrix_tiles_test {
 namespace {

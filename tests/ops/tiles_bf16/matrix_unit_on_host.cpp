@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-#include "dtopp/ops/gemm/matrix_tiles_bf16.h"
+#include "dtopp/ops/gemm/cpu_kernel.h"
 
 namespace dtopp::ops {
 namespace {

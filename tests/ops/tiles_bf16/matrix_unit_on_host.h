@@ -1,5 +1,5 @@
 // A bfloat16 matrix unit that every machine has: the functions of MatrixUnit
-// (dtopp/ops/gemm/matrix_tiles_bf16.h) as plain loops. A test program links them in place of those of
+// (dtopp/ops/gemm/cpu_kernel.h) as plain loops. A test program links them in place of those of
 // libdtopp_ops.so, so the operators take the code path of machines with AMX.
 #pragma once
 

@@ -1,7 +1,8 @@
-#include "dtopp/ops/gemm/few_rows.h"
+#include "dtopp/ops/gemm/right_side.h"
 
 #include <algorithm>
 
+#include "dtopp/ops/gemm/matrix_tiles.h"
 #include "dtopp/ops/gemm/vector_registers.h"
 
 namespace dtopp::ops {

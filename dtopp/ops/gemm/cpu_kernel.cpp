@@ -1,13 +1,14 @@
-#include "dtopp/ops/gemm/matrix_tiles_bf16.h"
+#include "dtopp/ops/gemm/cpu_kernel.h"
+
+#include <immintrin.h>
 
 #include <ATen/native/CPUBlas.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "dtopp/ops/core/simd.h"
 #include "dtopp/ops/gemm/linear.h"
+
+#if defined(__x86_64__)
+#endif
 
 namespace dtopp::ops {
 namespace {

@@ -1,4 +1,4 @@
-#include "dtopp/distributed/rank_exchange.h"
+#include "dtopp/distributed/cluster.h"
 
 #include <atomic>
 

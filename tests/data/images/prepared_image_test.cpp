@@ -1,4 +1,4 @@
-#include "dtopp/data/images/resize.h"
+#include "dtopp/data/images/prepared_image.h"
 
 #include <algorithm>
 #include <cmath>
