@@ -89,7 +89,7 @@ docs:  ## install missing packages, build the site of docs/ in build/site
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs --quiet build && echo build/site/index.html
 
 pictures:  ## draw the SVG pictures of the documentation from benchmarks/results
-	@python3 scripts/draw_concepts.py
+	@python3 docs/images/draw_concepts.py
 
 format:  ## run clang-format on every source file
 	@scripts/lint.sh format

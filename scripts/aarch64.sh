@@ -16,7 +16,7 @@ mkdir -p "$build"
   --include="$(IFS=,; echo "${libraries[*]}")" bookworm "$root"
 [ -d "$site" ] || .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --only-binary=:all: \
   --platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 --platform manylinux_2_25_aarch64 --target "$site" \
-  $(sed -n 's/^\([a-z][^ ]*==[^ ]*\).*/\1/p' "scripts/requirements-torch-$torch.txt")
+  $(sed -n 's/^\([a-z][^ ]*==[^ ]*\).*/\1/p' "packaging/requirements-torch-$torch.txt")
 
 export PKG_CONFIG_LIBDIR=$root/usr/lib/aarch64-linux-gnu/pkgconfig:$root/usr/share/pkgconfig PKG_CONFIG_SYSROOT_DIR=$root
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \

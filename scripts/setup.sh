@@ -61,16 +61,16 @@ fi
 [ -x .venv/bin/python ] || python3 -m venv .venv
 # The stamp records the installed packages; pip runs only if they change.
 stamp=.venv/.dtopp-$mode
-want="$torch_version $mode $(cat tests/python/requirements.txt scripts/requirements*.txt 2>/dev/null | sha256sum | cut -c1-16)"
+want="$torch_version $mode $(cat tests/python/requirements.txt scripts/requirements*.txt "packaging/requirements-torch-$torch_version.txt" 2>/dev/null | sha256sum | cut -c1-16)"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
   pip=(.venv/bin/python -m pip install -q --disable-pip-version-check)
   if [ "$(cat .venv/.dtopp-torch 2>/dev/null)" != "$torch_version" ]; then
     echo "installing libtorch $torch_version (half a minute)" >&2
-    libtorch=scripts/requirements-torch-$torch_version.txt
+    libtorch=packaging/requirements-torch-$torch_version.txt
     if [ -e "$libtorch" ]; then
       "${pip[@]}" --no-deps --require-hashes -r "$libtorch"
     else
-      echo "torch $torch_version is not tested: no hashes in scripts/, so its CUDA libraries come with it" >&2
+      echo "torch $torch_version is not tested: no hashes in packaging/, so its CUDA libraries come with it" >&2
       "${pip[@]}" "torch==$torch_version"
     fi
     rm -f .venv/.dtopp-*  # other modes' packages depend on torch

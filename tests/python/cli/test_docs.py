@@ -10,7 +10,7 @@ import tiny_run
 import yaml
 from tiny_run import ROOT
 
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "docs/reference"))
 import commands_page
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md"), *ROOT.glob("assets/*.md")])
@@ -163,7 +163,7 @@ def test_help_lists_the_exit_statuses(dtopp_binary):
 
 
 def test_the_page_of_commands_is_the_programs_help(dtopp_binary):
-    assert commands_page.PAGE.read_text() == commands_page.page(dtopp_binary), "run scripts/commands_page.py"
+    assert commands_page.PAGE.read_text() == commands_page.page(dtopp_binary), "run docs/reference/commands_page.py"
 
 
 def test_the_page_of_commands_reads_the_help_of_other_versions_of_cli11():

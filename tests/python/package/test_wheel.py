@@ -99,7 +99,7 @@ def test_versions_agree():
     assert newest == VERSION
     default = re.search(r"torch_version=.*echo (\S+)\)", (ROOT / "scripts/setup.sh").read_text())[1]
     assert re.findall(r"TORCH=(\S+)", (ROOT / "packaging/Dockerfile").read_text()) == [default]
-    assert (ROOT / f"scripts/requirements-torch-{default}.txt").exists()
+    assert (ROOT / f"packaging/requirements-torch-{default}.txt").exists()
 
 
 def configure(folder, python):

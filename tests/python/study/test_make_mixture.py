@@ -1,4 +1,4 @@
-"""The synthetic mixture (scripts/make_mixture.py): its windows, its entropy, its checksums."""
+"""The synthetic mixture (benchmarks/studies/make_mixture.py): its windows, its entropy, its checksums."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[3] / "scripts/make_mixture.py"
+SCRIPT = pathlib.Path(__file__).resolve().parents[3] / "benchmarks/studies/make_mixture.py"
 DOMAINS = ("copy", "narrow", "wide", "noise")
 
 

@@ -1,4 +1,4 @@
-"""The protocol's rules for the rate and the fixed p (scripts/powered_arguments.py), on ledgers with known answers."""
+"""The protocol's rules for the rate and the fixed p (benchmarks/studies/powered_arguments.py), on ledgers with known answers."""
 
 import importlib.util
 import math
@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[3] / "scripts/powered_arguments.py"
+SCRIPT = pathlib.Path(__file__).resolve().parents[3] / "benchmarks/studies/powered_arguments.py"
 specification = importlib.util.spec_from_file_location("powered_arguments", SCRIPT)
 powered = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(powered)
@@ -48,5 +48,5 @@ def test_arguments_name_each_variant_of_the_study():
     assert "variants.dense.optimizer.lr=0.001" in lines and "variants.top-p-matched.optimizer.min_lr=2e-05" in lines
     assert lines[-1] == "variants.top-p-matched.routing.threshold=0.42"
     assert powered.arguments_of({"top-k": 1e-3, "dtop-p": 2e-3}) == lines[:-1]
-    study = (SCRIPT.parent.parent / "configs/studies/powered/text.yaml").read_text()
+    study = (SCRIPT.parents[2] / "configs/studies/powered/text.yaml").read_text()
     assert all(f"  {variant}:" in study for variant in powered.METHOD_OF)

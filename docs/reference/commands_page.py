@@ -9,13 +9,13 @@ import re
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/commands.md"
 INDENT = 30  # of descriptions in the help text
 HEAD = """\
 # Commands
 
-<!-- Written by scripts/commands_page.py: change the help in cli/, not this page. -->
+<!-- Written by docs/reference/commands_page.py: change the help in cli/, not this page. -->
 `dtopp COMMAND --help` prints the same. [Exit status](exit-status.md) lists the numbers that commands return.
 """
 

@@ -16,7 +16,7 @@ import pathlib
 import re
 import statistics
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 INK, BLUE, RED, ORANGE = "#737b85", "#2f81f7", "#e5534b", "#d4772a"
 FAINT = 0.35  # opacity of axes and of experts that are not chosen
 
