@@ -10,12 +10,12 @@ help:  ## print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart:  ## install missing packages, build, prepare the sample text, train a small DTop-p model
-	@scripts/quickstart.sh $(BUILD)/bin/dtopp
+	@scripts/quickstart.sh text $(BUILD)/bin/dtopp
 
 quickstart-images:  ## draw pictures of digits, train a small DTop-p diffusion transformer, sample from it
 	@scripts/setup.sh images
 	@$(MAKE) --no-print-directory .build-dtopp
-	@scripts/quickstart_images.sh $(BUILD)/bin/dtopp
+	@scripts/quickstart.sh images $(BUILD)/bin/dtopp
 
 check:  ## check format, includes and language, run the fast tests: after every change (three minutes after a build)
 	@scripts/setup.sh test
@@ -53,10 +53,10 @@ wheel:  ## install missing packages, build the wheels dist/dtopp-*.whl for pip (
 release:  ## build wheels, sdist, checksums and notes in dist/ from the committed files
 	@$(if $(filter 1,$(CUDA)),scripts/setup.sh cuda)
 	@scripts/setup.sh wheel
-	@CUDA=$(CUDA) scripts/release.sh
+	@CUDA=$(CUDA) scripts/release.sh build
 
 tag:  ## check that a version is ready, create its tag and print what is left to do (VERSION=0.3.0)
-	@scripts/tag.sh "$(VERSION)"
+	@scripts/release.sh tag "$(VERSION)"
 
 nightly:  ## run every case of the suite, kernels under sanitizers, clang-tidy, a check of one definition per type
 	@scripts/setup.sh test

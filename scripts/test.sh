@@ -105,7 +105,7 @@ tier_nightly() {
   cmake --build build/odr -j "$jobs" --target dtopp
 }
 
-tested=build/tested-$tier  # the commit that passed, for scripts/tag.sh
+tested=build/tested-$tier  # the commit that passed, for scripts/release.sh tag
 rm -rf "$times" "$tested"
 mkdir -p "$times"
 commit=$(git rev-parse HEAD 2>/dev/null || true)

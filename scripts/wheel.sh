@@ -3,7 +3,7 @@
 # Builds two wheels into FOLDER (default dist) and prints their paths: the PyTorch layer alone for every
 # platform and torch, and the program with the compiled operators for the torch of this Python, which its name
 # states. CUDA=1 includes libdtopp_cuda.so. The same sources and tools give the same bytes in every folder.
-# PYTHON names a Python, other than .venv's, with torch and the packages of scripts/requirements-wheel.txt.
+# PYTHON names a Python, other than .venv's, with torch and what `setup.sh wheel` installs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(realpath -s "${PYTHON:-.venv/bin/python}")

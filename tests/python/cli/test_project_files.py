@@ -48,7 +48,7 @@ class Checkout:
         for name, text in files.items():
             (folder / name).write_text(text)
         (folder / "scripts").mkdir()
-        shutil.copy2(ROOT / "scripts/tag.sh", folder / "scripts")
+        shutil.copy2(ROOT / "scripts/release.sh", folder / "scripts")
         self.git("init", "--quiet", "--initial-branch", "main")
         self.git("config", "user.name", "x")
         self.git("config", "user.email", "x@x")
@@ -62,7 +62,7 @@ class Checkout:
         return subprocess.run(["git", *words], cwd=self.folder, check=True, text=True, capture_output=True).stdout
 
     def tag(self, version):
-        return subprocess.run([pathlib.Path("scripts/tag.sh"), version], cwd=self.folder, text=True, capture_output=True)
+        return subprocess.run([pathlib.Path("scripts/release.sh"), "tag", version], cwd=self.folder, text=True, capture_output=True)
 
 
 def test_a_ready_commit_is_tagged_once(tmp_path):

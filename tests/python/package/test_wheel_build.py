@@ -146,7 +146,7 @@ def test_trains_on_the_sample_text(environment, unpacked):
 
 def test_examples_learn(environment, unpacked, tmp_path):
     pictures = tmp_path / "digits.tar"
-    succeed(sys.executable, ROOT / "scripts/draw_glyphs.py", pictures, "--count", "200")
+    succeed(sys.executable, ROOT / "scripts/glyphs.py", "draw", pictures, "--count", "200")
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     examples = {"train_gpt.py": ([], [60]), "two_processes.py": (ranks, ["--steps", 40]),
                 "huggingface_trainer.py": ([], [tmp_path / "trainer", "--steps", 40]),
@@ -169,9 +169,9 @@ def test_release_in_another_folder_has_the_same_bytes(wheel, tmp_path):
     for words in (["init", "--quiet"], ["add", "."], ["-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "x"]):
         succeed("git", *words, cwd=checkout, env=variables)
     (checkout / "new").touch()
-    assert_refused(command(checkout / "scripts/release.sh", env=variables), 2, "git status", begins="make release: ")
+    assert_refused(command(checkout / "scripts/release.sh", "build", env=variables), 2, "git status", begins="make release: ")
     (checkout / "new").unlink()
-    succeed(checkout / "scripts/release.sh", env=variables, timeout=3000)
+    succeed(checkout / "scripts/release.sh", "build", env=variables, timeout=3000)
     made = {path.name for path in (checkout / "dist").iterdir()}
     layer = f"dtopp-{VERSION}-py3-none-any.whl"
     assert made == {wheel.name, layer, f"dtopp-{VERSION}.tar.gz", "SHA256SUMS", "NOTES.md"}
