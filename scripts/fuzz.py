@@ -5,7 +5,7 @@ usage: fuzz.py build                                     compile the targets wit
                                                          fuzz for S seconds in all (60), with inputs that the seed
                                                          chooses (0: others in each run); exit 1 at a finding
        fuzz.py seed TARGET FILE NAME                     add an input to the seeds, under a name that states its cause
-       fuzz.py merge [TARGET...]                         minimise what runs have found into tests/fuzz/corpus
+       fuzz.py merge [TARGET...]                         minimise what runs have found into tests/fuzz/corpus.tar.xz
        fuzz.py replay [--build DIR]                      run each target of a build folder on its seeds and corpus
        fuzz.py coverage [FILE...]                        branches that seeds and corpus reach, per file of a parser;
                                                          with FILEs, the lines with branches that they do not reach"""
@@ -72,47 +72,61 @@ def program(folder, target):
     return path
 
 
-def read_archive(file):
-    """Returns the files of seeds/TARGET.tar.xz or corpus/TARGET.tar.xz by name."""
-    if not file.exists():
-        return {}
-    with tarfile.open(file) as archive:
-        return {member.name: archive.extractfile(member).read() for member in archive}
+def read_archive(kind):
+    """Returns the files of seeds.tar.xz or corpus.tar.xz by target and name."""
+    files = {target: {} for target in TARGETS}
+    with tarfile.open(FUZZ / f"{kind}.tar.xz") as archive:
+        for member in archive:
+            target, name = member.name.split("/")
+            files.setdefault(target, {})[name] = archive.extractfile(member).read()
+    return files
 
 
-def write_archive(file, files):
-    file.parent.mkdir(exist_ok=True)
-    with tarfile.open(file, "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
-        for name in sorted(files):  # without a date, so that equal files are equal archives
-            member = tarfile.TarInfo(name)
-            member.size = len(files[name])
-            archive.addfile(member, io.BytesIO(files[name]))
+def write_archive(kind, files):
+    with tarfile.open(FUZZ / f"{kind}.tar.xz", "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
+        for target in sorted(files):
+            for name, content in sorted(files[target].items()):  # without a date, so that equal files are equal archives
+                member = tarfile.TarInfo(f"{target}/{name}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
 
 
-def unpack(kind, target, folder):
+def unpack(files, folder):
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in read_archive(FUZZ / kind / f"{target}.tar.xz").items():
+    for name, content in files.items():
         (folder / name).write_bytes(content)
     return folder
 
 
-def seeds_of(target):
-    return unpack("seeds", target, BUILD.with_name("fuzz-seeds") / target)
+def unpack_seeds():
+    return {target: unpack(files, BUILD.with_name("fuzz-seeds") / target) for target, files in read_archive("seeds").items()}
+
+
+def unpack_corpus():
+    return {target: unpack(files, WORK / target) for target, files in read_archive("corpus").items()}
+
+
+def write_dictionaries():
+    """Writes a file per section of dictionaries.txt. Returns the files by target."""
+    parts = re.split(r"^\[(\w+)\]\n", (FUZZ / "dictionaries.txt").read_text(), flags=re.M)
+    paths = {}
+    for target, text in zip(parts[1::2], parts[2::2]):
+        paths[target] = WORK / f"{target}.dict"
+        paths[target].write_text(text)
+    return paths
 
 
 def add_seed(target, file, name):
-    archive = FUZZ / "seeds" / f"{target}.tar.xz"
-    write_archive(archive, read_archive(archive) | {name: pathlib.Path(file).read_bytes()})
+    files = read_archive("seeds")
+    files[target][name] = pathlib.Path(file).read_bytes()
+    write_archive("seeds", files)
 
 
-def fuzz(target, seconds, seed):
+def fuzz(target, seconds, seed, corpus, seeds, dictionary):
     """Runs one target. Returns its executions, processor seconds, edges and the paths of its findings."""
-    FINDINGS.mkdir(parents=True, exist_ok=True)
-    corpus = unpack("corpus", target, WORK / target)
-    dictionary = FUZZ / "dictionaries" / f"{target}.dict"
     command = [program(BUILD, target), *LIMITS, f"-max_total_time={max(1, round(seconds))}", f"-seed={seed}", "-print_final_stats=1",
-               f"-artifact_prefix={FINDINGS}/{target}-", corpus, seeds_of(target)]
-    if dictionary.exists():
+               f"-artifact_prefix={FINDINGS}/{target}-", corpus, seeds]
+    if dictionary:
         command.append(f"-dict={dictionary}")
     before, log = set(FINDINGS.glob(f"{target}-*")), WORK / f"{target}.log"
     with log.open("w") as out:
@@ -133,9 +147,12 @@ def run(targets, seconds, seed, record):
     jobs = min(os.cpu_count(), len(targets))
     each = seconds * jobs / len(targets)
     found = []
+    FINDINGS.mkdir(parents=True, exist_ok=True)
+    corpus, seeds, dictionaries = unpack_corpus(), unpack_seeds(), write_dictionaries()
     print(f"{'target':20} {'executions':>12} {'per second':>11} {'edges':>6}")
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        results = zip(targets, pool.map(lambda target: fuzz(target, each, seed), targets))
+        results = zip(targets, pool.map(lambda target: fuzz(target, each, seed, corpus[target], seeds[target], dictionaries.get(target)),
+                                        targets))
         for target, (executions, took, edges, findings) in results:
             print(f"{target:20} {executions:12,} {executions / took:11,.0f} {edges:6}", flush=True)
             found += findings
@@ -149,22 +166,23 @@ def run(targets, seconds, seed, record):
 
 
 def merge(targets):
+    corpus, found, seeds = read_archive("corpus"), unpack_corpus(), unpack_seeds()
     for target in targets:
         with tempfile.TemporaryDirectory() as folder:
-            subprocess.run([program(BUILD, target), *LIMITS, "-merge=1", folder, seeds_of(target),
-                            unpack("corpus", target, WORK / target)], check=True, capture_output=True)
-            files = {file.name: file.read_bytes() for file in pathlib.Path(folder).iterdir()}
-            corpus = FUZZ / "corpus" / f"{target}.tar.xz"
-            write_archive(corpus, files)
-            print(f"{target:20} {len(files):5} files {corpus.stat().st_size:8,} bytes", flush=True)
+            subprocess.run([program(BUILD, target), *LIMITS, "-merge=1", folder, seeds[target], found[target]], check=True,
+                           capture_output=True)
+            corpus[target] = {file.name: file.read_bytes() for file in pathlib.Path(folder).iterdir()}
+        print(f"{target:20} {len(corpus[target]):5} files {sum(map(len, corpus[target].values())):8,} bytes", flush=True)
+    write_archive("corpus", corpus)
 
 
 def replay(folder, environment=None):
     begin, inputs = time.monotonic(), 0
+    corpus, seeds = read_archive("corpus"), unpack_seeds()
     for target in TARGETS:
         with tempfile.TemporaryDirectory() as scratch:
-            unpack("corpus", target, pathlib.Path(scratch))
-            files = sorted(pathlib.Path(scratch).iterdir()) + sorted(seeds_of(target).iterdir())
+            unpack(corpus[target], pathlib.Path(scratch))
+            files = sorted(pathlib.Path(scratch).iterdir()) + sorted(seeds[target].iterdir())
             done = subprocess.run([program(folder, target), *files], capture_output=True, text=True, errors="replace",
                                   timeout=600, env={**os.environ, **(environment or {})})
         inputs += len(files)
