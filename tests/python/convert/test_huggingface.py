@@ -11,11 +11,11 @@ import tokenizers
 import torch
 import transformers
 import yaml
-from fused_experts import fused_experts
 from huggingface_folder import LOADED, Case, load, logits_of, remote_code, routed, run_as_user, to_hf
 from language_program import ROUTERS
 from refusal import assert_refused
 from safetensors.torch import load_file, save_file
+from vllm_stand_in import fused_experts
 
 NAMES = ["dense", "dense_untied", "top_k", "top_1_without_renormalisation", "top_p", "top_p_capped", "dtop_p", "dtop_p_rms",
          "dtop_p_layer", "dtop_p_without_renormalisation", "dtop_p_gqa", "dtop_p_norm_of_each_head", "dtop_p_without_qk_norm",

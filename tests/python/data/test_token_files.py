@@ -14,8 +14,7 @@ import pytest
 import start
 import tiny_run
 from corpus import documents
-from folder_contents import contents, times
-from manifests import sealed
+from manifests import contents, sealed, times
 from refusal import assert_refused
 from tiny_run import ROOT
 from tokenizers import Tokenizer

@@ -1,5 +1,5 @@
-"""Tests dtopp sample: its pictures against the plain PyTorch model under diffusers' schedulers, and its
-output files."""
+"""Tests dtopp sample: its pictures against the plain PyTorch model under diffusers' schedulers, and its output files; its samplers Euler,
+Heun and DDIM step by step, with and without guidance."""
 
 import re
 import shutil
@@ -10,15 +10,49 @@ import time
 import numpy as np
 import pytest
 import reference_diffusion
+import start
 import tiny_diffusion
 import tiny_run
 import torch
-from diffusers_schedulers import SCHEDULERS
 from manifests import write_manifest
 from needs import needs_program
 from PIL import Image
 from refusal import assert_refused
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+
+diffusers = pytest.importorskip("diffusers")
+
+
+def flow_times(steps):
+    return np.float64(1) - np.arange(steps) / steps
+
+
+def euler(steps):
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(sigmas=flow_times(steps).tolist())
+    return scheduler
+
+
+def heun(steps):
+    """Each time but the first occurs twice. diffusers' own grid ends at 1 / 1000, so these times replace it."""
+    scheduler = diffusers.FlowMatchHeunDiscreteScheduler()
+    scheduler.set_timesteps(steps)
+    times = torch.from_numpy(flow_times(steps)).float()
+    scheduler.timesteps = 1000 * torch.cat([times[:1], times[1:].repeat_interleave(2)])
+    sigmas = torch.cat([times, torch.zeros(1)])
+    scheduler.sigmas = torch.cat([sigmas[:1], sigmas[1:-1].repeat_interleave(2), sigmas[-1:]])
+    return scheduler
+
+
+def ddim(steps):
+    scheduler = diffusers.DDIMScheduler(beta_start=1e-4, beta_end=0.02, beta_schedule="linear", clip_sample=False,
+                              timestep_spacing="leading")
+    scheduler.set_timesteps(steps)
+    return scheduler
+
+
+SCHEDULERS = {"euler": euler, "heun": heun, "ddim": ddim}
+
 
 pytestmark = needs_program
 torch.set_num_threads(1)
@@ -240,3 +274,44 @@ def test_a_stopped_run_leaves_nothing(pixels, output, tmp_path):
         running.send_signal(signal.SIGTERM)
         assert running.wait(60) == 75, running.stderr.read()
     assert not list(tmp_path.iterdir())
+
+
+NOISE = torch.from_numpy(np.random.default_rng(1).normal(size=(5, 3, 4, 4)).astype(np.float32))
+CLASSES = torch.tensor([0, 1, 2, 3, 7])
+
+
+def model(x, t, classes):
+    """The model of tests/tools/sampler_steps.cpp."""
+    return (3 * x + 5 * t).sin() + classes[:, None, None, None] * x / 10
+
+
+def guided(x, t, guidance, interval):
+    given = model(x, t, CLASSES)
+    if not interval[0] <= t <= interval[1]:
+        return given
+    none = model(x, t, torch.zeros_like(CLASSES))
+    return none + guidance * (given - none)
+
+
+def diffusers_steps(method, steps, guidance, interval):
+    """Returns x after each step."""
+    scheduler, x, results = SCHEDULERS[method](steps), NOISE, []
+    for i, t in enumerate(scheduler.timesteps):
+        x = scheduler.step(guided(x, round(t.item() / 1000, 6), guidance, interval), t, x).prev_sample
+        if method != "heun" or i % 2 == 1 or i + 1 == len(scheduler.timesteps):
+            results.append(x)
+    return torch.stack(results)
+
+
+@pytest.mark.parametrize("guidance, interval", [(1, (0, 1)), (4, (0, 1)), (2.5, (0.25, 0.8)), (0, (0, 1))])
+@pytest.mark.parametrize("steps", [1, 7, 20])
+@pytest.mark.parametrize("method", SCHEDULERS)
+def test_every_step_is_the_schedulers(method, steps, guidance, interval, program, tmp_path):
+    save_file({"noise": NOISE, "class": CLASSES}, tmp_path / "in.safetensors")
+    done = start.run([program("sampler_steps"), method, *map(str, (steps, guidance, *interval)),
+                      tmp_path / "in.safetensors", tmp_path / "out.safetensors"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    ours, theirs = load_file(tmp_path / "out.safetensors")["steps"], diffusers_steps(method, steps, guidance, interval)
+    assert ours.shape == theirs.shape == (steps, *NOISE.shape)
+    scale = theirs.abs().amax((1, 2, 3, 4), keepdim=True).clamp_min(1)
+    torch.testing.assert_close(ours / scale, theirs / scale, atol=1e-5, rtol=0)

@@ -197,6 +197,7 @@ def test_image_trains(wheel):
         succeed("mmdebstrap", "--variant=minbase", "--include=python3-venv", "bookworm", folder / "base.tar")
         (folder / "Base").write_text("FROM scratch\nADD base.tar /\n")
         image("localhost/base", "--file", folder / "Base")
+        shutil.copytree(ROOT / "packaging", folder / "packaging")
         (folder / "dist").mkdir()
         shutil.copy(wheel, folder / "dist")
         image("localhost/dtopp", "--file", ROOT / "packaging/Dockerfile", "--build-arg", "BASE=localhost/base",

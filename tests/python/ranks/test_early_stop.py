@@ -10,8 +10,7 @@ import pytest
 import tiny_run
 from manifests import write_manifest
 from needs import for_cpus, needs_program
-from rank_process import Process, catches_sigterm
-from rank_runs import OVERRIDES, STEPS, command, free_port
+from rank_process import OVERRIDES, STEPS, Process, catches_sigterm, command, free_port
 
 pytestmark = [needs_program, for_cpus]
 

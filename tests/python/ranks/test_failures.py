@@ -14,8 +14,7 @@ import pytest
 import start
 import tiny_run
 from needs import for_cpus, needs_program
-from rank_process import Process
-from rank_runs import OVERRIDES, STEPS, command, free_port
+from rank_process import OVERRIDES, STEPS, Process, command, free_port
 
 CASES = 30 if tiny_run.FULL else 2  # random moments
 LATEST = 60  # seconds until a run ends by itself; longer on a busy machine than parallel.timeout

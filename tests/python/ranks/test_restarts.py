@@ -1,4 +1,5 @@
-"""--restarts: after a rank dies, the group starts again from the newest checkpoint and ends with the same bits."""
+"""--restarts: after a rank dies, the group starts again from the newest checkpoint and ends with the same bits. So do runs whose processes
+are killed at random moments."""
 
 import json
 import os
@@ -9,8 +10,8 @@ import socket
 import pytest
 import tiny_run
 from needs import SHIM, TORCHRUN, for_cpus, needs_program, needs_shim, needs_torchrun
-from rank_process import Process
-from rank_runs import OVERRIDES, STEPS, command
+from random_kills import kill_runs
+from rank_process import OVERRIDES, STEPS, Process, command
 from refusal import assert_refused
 
 pytestmark = [needs_program, for_cpus]
@@ -104,3 +105,13 @@ def test_torchrun_restarts_the_ranks_and_they_resume(reference, tmp_path):
     assert len([line for line in lines if line.startswith("dtopp: error: rank 1 on")]) <= 1
     assert restarts_of(run) == 2
     assert tiny_run.state(run, STEPS) == tiny_run.state(reference / "run", STEPS)
+
+
+KILLS = 10_000 if tiny_run.FULL else 100
+
+@needs_shim
+def test_killed_runs_end_with_the_same_bytes():
+    total = kill_runs(seed=0, kills=KILLS, jobs=6)
+    assert not total.failures, total
+    phases = {phase for phase in ("start", "step", "save", "validation") if total.counts[f"during {phase}"] == 0}
+    assert not phases, total

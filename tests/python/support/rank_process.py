@@ -1,11 +1,14 @@
-"""Starts a command and reads its standard error while it runs."""
+"""Starts a command and reads its standard error while it runs; short runs on several ranks, for the tests of ranks that fail or are stopped."""
 
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import threading
 import time
+
+import tiny_run
 
 
 class Process:
@@ -61,3 +64,18 @@ def catches_sigterm(process):
     status = pathlib.Path(f"/proc/{process}/status").read_text()
     caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+STEPS = 60
+OVERRIDES = ["training.micro_batch_size=1", f"training.steps={STEPS}", "parallel.timeout=2", "validation.every=0",
+             "logging.tensorboard=false"]
+
+
+def command(reference, run, *options):
+    return list(map(str, [tiny_run.BINARY, "train", reference / "run.yaml", *OVERRIDES, f"output={run}", *options]))
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]

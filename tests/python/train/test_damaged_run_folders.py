@@ -11,10 +11,9 @@ import shutil
 
 import pytest
 import tiny_run
-from manifests import sealed
+from manifests import sealed, xxh3_128
 from needs import for_cpus, needs_program
 from refusal import assert_refused
-from xxh3 import xxh3_128
 
 pytestmark = [needs_program, for_cpus]
 

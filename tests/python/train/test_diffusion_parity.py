@@ -1,11 +1,102 @@
-"""Tests predictions, losses, gradients, draws and optimizer steps of the C++ diffusion transformer against
-the plain PyTorch one."""
+"""Tests predictions, losses, gradients, draws and optimizer steps of the C++ diffusion transformer against the plain PyTorch one, and
+the dense model against diffusers'. dtopp_parity runs the C++ side."""
 
 import pytest
 import reference_diffusion
 import reference_model
+import start
 import torch
-from diffusion_program import DENSE, TEXT, Program, batch_of, distance, pictures, resolved, wide_parameters
+import yaml
+from safetensors.torch import load_file, save_file
+
+BASE = {
+    "model": {"type": "diffusion_transformer", "hidden_size": 32, "num_layers": 2, "num_heads": 4, "ffn_hidden_size": 16,
+              "num_experts": 8, "image_size": 8, "channels": 3, "patch_size": 2, "num_classes": 5, "text_size": 0,
+              "text_length": 0, "position": "rotary", "qk_norm": "whole"},
+    "routing": {"method": "dtop_p", "experts": 3, "threshold": 0.4},
+    "loss": {"load_balance": 0.1, "dynamic": 0.1, "router_z": 0.01},
+    "diffusion": {"objective": "flow", "timesteps": "logit_normal", "flip": True, "condition_dropout": 0.3},
+    "optimizer": {"lr": 1.0e-2, "min_lr": 1.0e-2, "warmup_steps": 3, "weight_decay": 0.1},
+    "training": {"steps": 13, "global_batch_size": 4, "micro_batch_size": 2, "seed": 3, "precision": "fp32",
+                 "device": "cpu", "threads": 1},
+}
+DENSE = {"model": {"num_experts": 1}, "loss": {"load_balance": 0.0, "dynamic": 0.0, "router_z": 0.0}}
+TEXT = {"text_size": 6, "text_length": 3}
+
+
+def merged(base, case):
+    return {section: base.get(section, {}) | case.get(section, {}) for section in base | case}
+
+
+class Program:
+    """Runs dtopp_parity on one configuration."""
+
+    def __init__(self, parity, directory, case):
+        self.parity, self.directory = parity, directory
+        self.path = directory / "run.yaml"
+        self.path.write_text(yaml.safe_dump(merged(BASE, case)))
+
+    def __call__(self, what, tensors, precision="fp32"):
+        config = yaml.safe_load(self.path.read_text())
+        config["training"]["precision"] = precision
+        self.path.write_text(yaml.safe_dump(config))
+        save_file({name: t.detach().contiguous() for name, t in tensors.items()}, self.directory / "input.safetensors")
+        output = self.directory / f"{what}.safetensors"
+        start.run([self.parity, what, self.path, self.directory / "input.safetensors", output], check=True,
+                  timeout=120)
+        return load_file(output)
+
+
+def resolved(case):
+    """The configuration with the defaults that the reference reads."""
+    defaults = {"routing": {"scope": "global", "kp": 0.1, "ki": 0.1, "anti_windup": True,
+                            "normalization": "dynamic", "renormalize": True, "max_experts": 0},
+                "loss": {"router_z_on": "raw"},
+                "optimizer": {"betas": [0.9, 0.95], "eps": 1e-8, "grad_clip": 1.0}}
+    return merged(defaults, merged(BASE, case))
+
+
+def pictures(model, count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    size = model["image_size"]
+    made = {"x0": torch.rand(count, model["channels"], size, size, generator=generator) * 2 - 1}
+    if model["num_classes"]:
+        made["label"] = torch.randint(model["num_classes"], (count,), generator=generator)
+    if model["text_length"]:
+        made["text"] = torch.randn(count, model["text_length"], model["text_size"], generator=generator)
+    return made
+
+
+def batch_of(config, count):
+    """A hand-made batch with every kind of condition and with t at both ends."""
+    made = pictures(config["model"], count, seed=5)
+    generator = torch.Generator().manual_seed(6)
+    t = torch.linspace(0, 0.999, count) if config["diffusion"]["objective"] == "ddpm" else torch.linspace(0, 1, count)
+    batch = {"x0": made["x0"], "noise": torch.randn(made["x0"].shape, generator=generator),
+             "t": (t * 1000).round() / 1000}
+    if "label" in made:
+        batch["class"] = made["label"]
+        batch["class"][-1] = config["model"]["num_classes"]
+    if "text" in made:
+        batch["text"] = made["text"]
+        batch["text"][-1] = 0
+    return batch
+
+
+def wide_parameters(initial, seed=4):
+    """Parameters of the same names and shapes, none of them 0 or 1."""
+    generator = torch.Generator().manual_seed(seed)
+    made = {}
+    for name, tensor in initial.items():
+        noise = torch.randn(tensor.shape, generator=generator)
+        made[name] = 1 + 0.3 * noise if name.endswith(("_norm.weight", "gate.scale")) else 0.2 * noise
+    return made
+
+
+def distance(a, b):
+    """Norm of the difference relative to the norm of b."""
+    return ((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-12)).item()
+
 
 torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it saves
 
@@ -172,3 +263,57 @@ def test_validation_reports_each_tenth_of_the_timesteps(name, parity, tmp_path):
         assert got["validation/loss"].item() == pytest.approx((parts * counts).sum().item() / 23, rel=1e-5)
         for bucket in range(10):
             assert ((1 <= got[f"validation/active_experts_t{bucket}"]) & (got[f"validation/active_experts_t{bucket}"] <= 8)).all()
+
+
+def test_the_dense_block_is_that_of_diffusers(parity, tmp_path):
+    """DiTTransformer2DModel with SwiGLU and dtopp's weights. Its modulation is per block, so it gets the
+    shared modulation plus the block's table."""
+    diffusers = pytest.importorskip("diffusers")
+    case = {"model": {"num_experts": 1, "position": "sincos", "qk_norm": "none", "num_classes": 10, "ffn_hidden_size": 128},
+            "loss": DENSE["loss"]}
+    program = Program(parity, tmp_path, case)
+    config = resolved(case)
+    model = config["model"]
+    names = program("diffusion-training", pictures(model, 4, seed=1))
+    parameters = wide_parameters({key.removeprefix("initial/"): t for key, t in names.items() if key.startswith("initial/")})
+    batch = batch_of(config, 5)
+    got = program("diffusion", parameters | batch)["prediction"]
+    x, _ = reference_diffusion.noised(config, batch["x0"], batch["noise"], batch["t"])
+    with torch.no_grad():
+        stock = diffusers_model(diffusers, model, parameters)
+        want = stock(x, timestep=1000 * batch["t"], class_labels=batch["class"]).sample
+    assert distance(got, want) < 1e-4
+
+
+def diffusers_model(diffusers, model, p):
+    stock = diffusers.DiTTransformer2DModel(
+        num_attention_heads=model["num_heads"], attention_head_dim=model["hidden_size"] // model["num_heads"],
+        in_channels=model["channels"], out_channels=model["channels"], num_layers=model["num_layers"],
+        attention_bias=False, sample_size=model["image_size"], patch_size=model["patch_size"], activation_fn="swiglu",
+        num_embeds_ada_norm=model["num_classes"], norm_eps=1e-6).eval()
+    stock.pos_embed.proj.weight.copy_(p["patch_embed.weight"].view_as(stock.pos_embed.proj.weight))
+    stock.pos_embed.proj.bias.copy_(p["patch_embed.bias"])
+    for n, block in enumerate(stock.transformer_blocks):
+        ours = {key.removeprefix(f"blocks.{n}."): t for key, t in p.items() if key.startswith(f"blocks.{n}.")}
+        embed = block.norm1.emb
+        embed.time_proj.downscale_freq_shift = 0  # the default has frequencies over 127; DiT's own code has 128
+        for linear, key in ((embed.timestep_embedder.linear_1, "time_embed.0"),
+                            (embed.timestep_embedder.linear_2, "time_embed.2")):
+            linear.weight.copy_(p[key + ".weight"])
+            linear.bias.copy_(p[key + ".bias"])
+        embed.class_embedder.embedding_table.weight.copy_(p["class_embed.weight"])
+        block.norm1.linear.weight.copy_(p["modulation.weight"])
+        block.norm1.linear.bias.copy_(p["modulation.bias"] + ours["modulation"].flatten())
+        for linear, key in ((block.attn1.to_q, "q"), (block.attn1.to_k, "k"), (block.attn1.to_v, "v"),
+                            (block.attn1.to_out[0], "o")):
+            linear.weight.copy_(ours[f"attention.{key}_proj.weight"])
+        gate, up = ours["mlp.gate_up_proj.weight"].chunk(2)
+        block.ff.net[0].proj.weight.copy_(torch.cat([up, gate]))
+        block.ff.net[2].weight.copy_(ours["mlp.down_proj.weight"])
+        for linear in (block.attn1.to_out[0], block.ff.net[0].proj, block.ff.net[2]):
+            linear.bias.zero_()
+    stock.proj_out_1.weight.copy_(p["final.modulation.weight"])
+    stock.proj_out_1.bias.copy_(p["final.modulation.bias"] + p["final.table"].flatten())
+    stock.proj_out_2.weight.copy_(p["final.proj.weight"])
+    stock.proj_out_2.bias.copy_(p["final.proj.bias"])
+    return stock
