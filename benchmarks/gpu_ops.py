@@ -33,9 +33,9 @@ from yardstick import random_gates, report
 SETS = 3  # sets of inputs, so that none is in the cache
 ROOM = 1.1  # capacity relative to the number of pairs
 LAUNCHING = 20_000_000  # device cycles
-# The number of D x F matrices by which each product multiplies a row.
-MATRICES = {"activation": 2, "projection": 1, "activation_gradient": 1, "input_gradient": 2, "down_gradient": 1,
-            "gate_up_gradient": 2}
+# Choices of fused kernels. The pair reads rows of one tensor, which grouped_mm needs as a copy.
+FUSED = ["activation", "projection", "activation_gradient", "down_gradient", "activation_gradient,down_gradient", "input_gradient",
+         "gate_up_gradient"]
 ops = torch.ops.dtopp
 
 
@@ -212,7 +212,7 @@ def products_of(device):
     return list(dict.fromkeys([*chosen, "grouped_mm", "fused"]))
 
 
-def make_layers(size):
+def make_layers(size, ways):
     """Returns {(layer, products, experts per token): forward(n) with the n-th set of inputs}, the inputs that need
     gradients (first those of the layer), and the gradients of the outputs."""
     tokens, D, F, E, K = size
@@ -231,7 +231,7 @@ def make_layers(size):
     layers = {("dense", None, None): lambda n: dense_layer(xs[n], *wide),
               ("grouped_mm", None, "varying"): lambda n: grouped_layer(xs[n], gates["varying"][n], gate_up, down),
               ("scattered", None, "fixed"): lambda n: scattered_layer(xs[n], weights[n], experts[n], gate_up, down)}
-    for products in products_of(size.device):
+    for products in ways:
         layers |= {("dtopp", products, "varying"): partial(dtopp, products, "varying", capacity),
                    ("dtopp", products, "fixed"): partial(dtopp, products, "fixed", capacity),
                    ("dtopp, exact capacity", products, "varying"): partial(dtopp, products, "varying", 0)}
@@ -240,7 +240,7 @@ def make_layers(size):
 
 
 def expert_layer_case(size, rounds):
-    layers, inputs, grads = make_layers(size)
+    layers, inputs, grads = make_layers(size, products_of(size.device))
     left, right = randn(*size.rate), randn(size.rate[1], size.rate[1])
 
     def both(layer, n):
@@ -307,16 +307,22 @@ def attention_case(size, rounds):
 
 
 def expert_gemms_case(size, rounds):
-    """Times each product of moe_ffn as `dtopp devices --check` does (dtopp/ops/moe_ffn/cuda/tune/check_expert_gemm_cuda.cpp): 8
-    experts of 4,096 rows, including the kernels that torch's grouped product needs around it. A CPU has no such products."""
+    """Times dtopp's layer with a fused kernel for one product or two, and with none. The table of fused kernels in
+    dtopp/ops/moe_ffn/cuda/fused/expert_gemm.cpp rests on such figures. A CPU has no such kernels."""
     if size.device == "cpu":
         return
-    flops = 2 * 8 * 4096 * size.hidden * size.ffn
-    for product, matrices in MATRICES.items():
-        fused_error, grouped_error, fused, grouped = ops.check_expert_gemm(product, "grouped_mm", 0)
-        rate = lambda milliseconds: flops * matrices / milliseconds / 1e9
-        report(case="expert_gemm", product=product, fused_tflops=rate(fused), grouped_mm_tflops=rate(grouped),
-               fused_against_grouped_mm=grouped / fused, fused_error=fused_error, grouped_mm_error=grouped_error)
+    layers, inputs, grads = make_layers(size, ["grouped_mm", *FUSED])
+
+    def both(products, n):
+        for tensor in inputs:
+            tensor.grad = None
+        layers["dtopp", products, "varying"](n).backward(grads[n])
+
+    runs = {products: partial(both, products) for products in ("grouped_mm", *FUSED)}
+    t = alternate(runs, rounds, size.device)
+    for products, run in runs.items():
+        report(case="expert_gemm", product=products, milliseconds=t[products], speed_against_grouped_mm=t["grouped_mm"] / t[products],
+               peak_mebibytes=peak_mebibytes(run, size.device))
 
 
 def route_case(size, rounds):

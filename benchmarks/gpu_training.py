@@ -54,10 +54,9 @@ def find_device(wish):
 
 
 def fused_kernels():
-    """The expert GEMMs for which training chose fused kernels on the first device; grouped_mm if there are none
-    or on a CPU."""
+    """The expert GEMMs with fused kernels on the first device; grouped_mm if there are none or on a CPU."""
     devices = json.loads(run_program(BINARY, "devices", "--json").stdout)["cuda"]["devices"][:1]
-    return ",".join(gemm["gemm"] for device in devices for gemm in device["expert_gemms"] or []
+    return ",".join(gemm["gemm"] for device in devices for gemm in device["expert_gemms"]
                     if gemm["kernel"] == "fused") or "grouped_mm"
 
 

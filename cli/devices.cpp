@@ -2,30 +2,22 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
-#include "cli/console.h"
-#include "dtopp/base/errors.h"
+#include "cli/ranks.h"
 #include "dtopp/base/json.h"
 #include "dtopp/device/available_memory.h"
 #include "dtopp/device/device.h"
-#include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/core/simd.h"
 #include "dtopp/ops/gemm/linear.h"
-#include "dtopp/ops/moe_ffn/cuda/tune/tuner.h"
+#include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
 
 namespace dtopp::cli {
 namespace {
-
-struct DevicesOptions {
-  bool check = false;
-  bool json = false;
-};
 
 struct CpuFacts {
   int threads = at::get_num_threads();
@@ -45,21 +37,16 @@ struct CudaDevice {
   int64_t index;
   device::DeviceFacts facts;
   uint64_t free_bytes;
-  std::optional<ops::KernelTable> kernels;
+  ops::FusedKernelSet fused;
 };
 
-std::vector<CudaDevice> find_cuda_devices(bool check) {
+std::vector<CudaDevice> find_cuda_devices() {
   std::vector<CudaDevice> devices;
-  std::set<std::string> checked;
   for (int64_t index = 0; index < device::cuda_devices(); ++index) {
     const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
-    CudaDevice found{index, device::device_facts(device), *device::free_device_memory(device), std::nullopt};
-    if (found.facts.capability >= ops::kFusedMinCapability) {
-      const ops::Tuner tuner = ops::tuner_of(device, print_message);
-      const bool is_new = checked.insert(found.facts.name).second;
-      found.kernels = check ? ops::tune_kernels(tuner, /*again=*/is_new) : ops::stored_kernels(tuner);
-    }
-    devices.push_back(found);
+    const device::DeviceFacts facts = device::device_facts(device);
+    devices.push_back(
+        {index, facts, *device::free_device_memory(device), ops::fused_kernels(facts.capability)});
   }
   return devices;
 }
@@ -77,8 +64,10 @@ void print_json(const CpuFacts& cpu, const std::optional<std::string>& missing,
                     {"compute_capability", capability_text(device.facts.capability)},
                     {"memory_bytes", device.facts.memory_bytes},
                     {"free_bytes", device.free_bytes},
-                    {"expert_gemms", nullptr}});
-    if (device.kernels) list.back()["expert_gemms"] = ops::kernel_table_json(*device.kernels);
+                    {"expert_gemms", nlohmann::ordered_json::array()}});
+    for (size_t gemm = 0; gemm < ops::kExpertGemmNames.size(); ++gemm)
+      list.back()["expert_gemms"].push_back(
+          {{"gemm", ops::kExpertGemmNames[gemm]}, {"kernel", device.fused[gemm] ? "fused" : "grouped_mm"}});
   }
   nlohmann::ordered_json all = {
       {"cpu",
@@ -90,25 +79,6 @@ void print_json(const CpuFacts& cpu, const std::optional<std::string>& missing,
 
 double gibibytes(uint64_t bytes) { return static_cast<double>(bytes) / (uint64_t{1} << 30U); }
 
-void print_kernels(const CudaDevice& device) {
-  if (device.facts.capability < ops::kFusedMinCapability)
-    return void(std::printf("        expert GEMMs: grouped_mm\n"));
-  if (!device.kernels)
-    return void(std::printf(
-        "        expert GEMMs: kernels not checked yet; the first training run or --check does it\n"));
-  std::printf("        %-20s %-11s %23s   %23s\n", "expert GEMM in bf16", "kernel", "error fused  grouped_mm",
-              "ms fused  grouped_mm");
-  for (const ops::TunedGemm& gemm : *device.kernels) {
-    std::printf("        %-20s %-11s", gemm.name().c_str(), gemm.kernel());
-    if (!gemm.failure.empty()) {
-      std::printf(" %s\n", gemm.failure.c_str());
-      continue;
-    }
-    std::printf(" %11.2g %11.2g   %11.3g %11.3g\n", gemm.fused_error, gemm.grouped_error,
-                gemm.fused_milliseconds, gemm.grouped_milliseconds);
-  }
-}
-
 void print_text(const CpuFacts& cpu, const std::optional<std::string>& missing,
                 const std::vector<CudaDevice>& devices) {
   std::printf("cpu     %d %s, %.1f GiB of memory free; multiplies fp32 by %s, bf16 by %s\n", cpu.threads,
@@ -119,76 +89,26 @@ void print_text(const CpuFacts& cpu, const std::optional<std::string>& missing,
                 static_cast<long long>(device.index), device.facts.name.c_str(),
                 capability_text(device.facts.capability).c_str(), gibibytes(device.free_bytes),
                 gibibytes(device.facts.memory_bytes));
-    print_kernels(device);
+    std::printf("        expert GEMMs with fused kernels, in bf16: %s\n",
+                device.fused.none() ? "none" : ops::fused_kernels_text(device.fused).c_str());
   }
 }
 
-void show_devices(const DevicesOptions& options) {
+void show_devices(bool json) {
+  check_requested_kernels();
   const std::optional<std::string> missing = device::find_cuda();
-  if (options.check && missing) throw UsageError("--check: no CUDA device can be checked: " + *missing);
-  const auto wish = ops::requested_kernels();
-  const auto devices = missing ? std::vector<CudaDevice>() : find_cuda_devices(options.check);
-  (options.json ? print_json : print_text)(find_cpu(), missing, devices);
-  if (wish && !devices.empty())
-    print_message("DTOPP_MOE_KERNELS overrides the kernels: " + ops::fused_kernels_text(*wish));
-}
-
-struct CheckOptions {
-  std::string gemm, fused;
-  int64_t device = 0;
-};
-
-using Numbers = std::tuple<double, double, double, double>;
-
-nlohmann::ordered_json check_now(const CheckOptions& options) {
-  try {
-    if (const auto missing = device::find_cuda()) return {{"unchecked", *missing}};
-    const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(options.device));
-    at::ones({1}, device).item();  // fails if the device cannot be used
-  } catch (const c10::Error& error) {
-    return {{"unchecked", error.what_without_backtrace()}};
-  }
-  try {
-    const auto [fused_error, grouped_error, fused_milliseconds, grouped_milliseconds] =
-        ops::call_op<"dtopp::check_expert_gemm", Numbers(const std::string&, const std::string&, int64_t)>(
-            options.gemm, options.fused, options.device);
-    return ops::tuned_gemm_json({.gemm = *ops::expert_gemm_named(options.gemm),
-                                 .fused_error = fused_error,
-                                 .grouped_error = grouped_error,
-                                 .fused_milliseconds = fused_milliseconds,
-                                 .grouped_milliseconds = grouped_milliseconds});
-  } catch (const c10::OutOfMemoryError&) {
-    return {{"unchecked", "not enough free device memory"}};
-  }
-}
-
-void add_check_gemm(CLI::App& app) {
-  auto options = std::make_shared<CheckOptions>();
-  CLI::App* verb =
-      app.add_subcommand("check-gemm", "Check one expert GEMM; `dtopp devices --check` starts it");
-  verb->group("");  // hidden from --help: internal
-  verb->add_option("gemm", options->gemm)
-      ->required()
-      ->check(CLI::IsMember(
-          std::vector<std::string>(ops::kExpertGemmNames.begin(), ops::kExpertGemmNames.end())));
-  verb->add_option("--fused", options->fused, "the GEMMs that use fused kernels at the same time")
-      ->required();
-  verb->add_option("--device", options->device, "index of the CUDA device, from 0");
-  verb->callback([options] { std::printf("%s\n", dump_json(check_now(*options)).c_str()); });
+  const auto devices = missing ? std::vector<CudaDevice>() : find_cuda_devices();
+  (json ? print_json : print_text)(find_cpu(), missing, devices);
 }
 
 }  // namespace
 
 void add_devices(CLI::App& app) {
-  auto options = std::make_shared<DevicesOptions>();
+  auto json = std::make_shared<bool>(false);
   CLI::App* verb =
       app.add_subcommand("devices", "Show the devices of this machine and the kernels used on them");
-  verb->add_flag("--check", options->check,
-                 "check again which kernels for expert GEMMs are correct and fastest on each CUDA device "
-                 "(docs/how-to/gpu.md)");
-  verb->add_flag("--json", options->json, "print one JSON object");
-  verb->callback([options] { show_devices(*options); });
-  add_check_gemm(app);
+  verb->add_flag("--json", *json, "print one JSON object");
+  verb->callback([json] { show_devices(*json); });
 }
 
 }  // namespace dtopp::cli

@@ -18,7 +18,7 @@
 #include "dtopp/launch/child_process.h"
 #include "dtopp/launch/local_ranks.h"
 #include "dtopp/models/make_model.h"
-#include "dtopp/ops/moe_ffn/cuda/tune/tuner.h"
+#include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
 #include "dtopp/plan/expert_parallel.h"
 #include "dtopp/train/start.h"
 
@@ -128,6 +128,14 @@ void stop_rank_on_signals(const launch::LaunchEnvironment& environment) {
                                                                  : Impatience::kSecondSignal);
 }
 
+void check_requested_kernels() {
+  try {
+    ops::requested_fused_kernels();
+  } catch (const c10::Error& error) {
+    throw UsageError(error.what_without_backtrace());
+  }
+}
+
 namespace {
 
 config::Device kind_of(const at::Device& device) {
@@ -145,14 +153,14 @@ uint64_t rank_memory(const distributed::Cluster& cluster, const at::Device& devi
 const distributed::ProcessGroups& connect_ranks(distributed::Cluster& cluster,
                                                 const config::RunConfig& config) {
   cluster.join(std::chrono::seconds(config.parallel.timeout));
+  check_requested_kernels();
   const at::Device device =
       device::compute_device(config.training.device, "training.device", cluster.local_rank());
-  ops::choose_fused_kernels(config, device, print_message);
   distributed::ParallelDims dims{.world_size = cluster.size(), .nodes = cluster.nodes()};
   dims.ep_size = plan::expert_parallel_of(config, dims, kind_of(device), rank_memory(cluster, device));
   const distributed::ProcessGroups& groups = cluster.connect(device, dims.ep_size);
   train::check_configuration(config, *groups.world);
-  train::agree_on_kernels(config, device, *groups.world);
+  train::check_kernels(config, device, *groups.world);
   if (config.training.deterministic) device::make_deterministic(device);
   if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
   return groups;

@@ -48,6 +48,9 @@ void run_rank(const launch::LaunchEnvironment& environment, const std::string& a
   cluster.run([&] { distributed::with_memory_advice(advice, [&] { body(cluster); }); });
 }
 
+// Throws UsageError if DTOPP_MOE_KERNELS is invalid.
+void check_requested_kernels();
+
 // Sets up the ranks of commands that train: their groups, memory and trainer.
 //
 // Collective: every function

@@ -29,7 +29,7 @@ compile() {  # skips objects newer than every source and header
   mv "$object.new" "$object"
 }
 export -f compile
-{ find dtopp -name '*_cuda.cpp' -o -name '*_cuda.cu'; find dtopp/ops -path '*/tune/*' -o -name '*.cpp' ! -name '*_cuda.cpp' -print; } |
+{ find dtopp -name '*_cuda.cpp' -o -name '*_cuda.cu'; find dtopp/ops -name '*.cpp' ! -name '*_cuda.cpp'; } |
   xargs -P "$jobs" -I{} bash -ec 'compile {}'
 
 shopt -s nullglob extglob

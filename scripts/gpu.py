@@ -92,7 +92,7 @@ def pieces_of(device):
 
     return [
         ops_piece("machine", 120, device, "machine"),
-        Piece("kernels", ("DTOPP", "devices", "--json", *([] if quick else ["--check"])), 120),
+        Piece("kernels", ("DTOPP", "devices", "--json"), 120),
         ops_piece("expert layer", 120, device, "expert_layer"),
         Piece("training", (PYTHON, "benchmarks/gpu_training.py", "--device", device, *training), 180, 0 if quick else 40),
         ops_piece("operators", 90, device, "route", "linear_cross_entropy", "norm_rotary", "attention", "expert_gemms"),

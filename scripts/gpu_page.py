@@ -106,11 +106,10 @@ def operators(lines):
     rows = [(line["case"], number(line["milliseconds"]), number(line.get("tflops")),
              "; ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in line.items()
                        if name not in ("case", "tokens", "milliseconds", "tflops") and value is not None)) for line in lines if line["case"] in known]
-    gemms = [(line["product"], number(line["fused_tflops"]), number(line["grouped_mm_tflops"]), f"{line['fused_against_grouped_mm']:.3f}",
-              number(line["fused_error"]), number(line["grouped_mm_error"])) for line in lines if line["case"] == "expert_gemm"]
+    gemms = [(line["product"], number(line["milliseconds"], 4), f"{line['speed_against_grouped_mm']:.3f}", number(line["peak_mebibytes"] / 1024))
+             for line in lines if line["case"] == "expert_gemm"]
     return (table("Operators, forward + backward", ["operator", "ms", "TFLOP/s", "beside"], rows, text=1)
-            + table("Products of the layer of experts", ["product", "fused, TFLOP/s", "grouped_mm, TFLOP/s", "fused against grouped_mm", "error, fused",
-                                                         "error, grouped_mm"], gemms))
+            + table("The layer of experts with few fused kernels", ["fused", "ms", "speed against grouped_mm", "memory, GiB"], gemms))
 
 
 def generation(lines):

@@ -26,7 +26,7 @@ void let_segments_grow() {
 }
 
 std::optional<std::string> load_library() {
-  const std::filesystem::path path = cuda_library();
+  const std::filesystem::path path = ops::ops_library_folder() / "libdtopp_cuda.so";
   std::error_code error;
   if (!std::filesystem::exists(path, error)) {
     return "libdtopp_cuda.so is missing from " + path.parent_path().string() + "; run `make build CUDA=1`";
@@ -49,8 +49,6 @@ std::optional<std::string> find_cuda() {
   return std::nullopt;
 }
 
-std::filesystem::path cuda_library() { return ops::ops_library_folder() / "libdtopp_cuda.so"; }
-
 int64_t cuda_devices() { return c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(); }
 
 bool has_cuda_driver() {
@@ -66,10 +64,9 @@ std::string describe_device(const at::Device& device) {
 }
 
 DeviceFacts device_facts(const at::Device& device) {
-  using Facts = std::tuple<std::string, int64_t, int64_t, int64_t>;
-  const auto [name, capability, memory, driver] =
-      ops::call_op<"dtopp::device_facts", Facts(int64_t)>(device.index());
-  return {name, capability, static_cast<uint64_t>(memory), driver};
+  using Facts = std::tuple<std::string, int64_t, int64_t>;
+  const auto [name, capability, memory] = ops::call_op<"dtopp::device_facts", Facts(int64_t)>(device.index());
+  return {name, capability, static_cast<uint64_t>(memory)};
 }
 
 std::string device_identity(const at::Device& device) {

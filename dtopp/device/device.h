@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 
@@ -16,9 +15,6 @@ namespace dtopp::device {
 // Call it before any other use of torch, because torch looks for CUDA devices once per process and stores the
 // result.
 std::optional<std::string> find_cuda();
-
-// Returns the path from which find_cuda loads the library.
-std::filesystem::path cuda_library();
 
 // Returns the number of CUDA devices that this process may use. Call it after find_cuda() has succeeded.
 int64_t cuda_devices();
@@ -35,7 +31,6 @@ struct DeviceFacts {
   std::string name;        // "NVIDIA H200"
   int64_t capability = 0;  // compute capability; 90 is 9.0
   uint64_t memory_bytes = 0;
-  int64_t driver = 0;  // CUDA version that the driver supports; 13000 is 13.0
 };
 DeviceFacts device_facts(const at::Device& device);
 

@@ -23,14 +23,12 @@ cudaDeviceProp properties_of(int64_t index) {
   return properties;
 }
 
-// Returns (name, compute capability, bytes of memory, the driver's CUDA version).
-std::tuple<std::string, int64_t, int64_t, int64_t> device_facts(int64_t index) {
+// Returns (name, compute capability, bytes of memory).
+std::tuple<std::string, int64_t, int64_t> device_facts(int64_t index) {
   check_index("device_facts", index);
   const cudaDeviceProp properties = properties_of(index);
-  int driver = 0;
-  C10_CUDA_CHECK(cudaDriverGetVersion(&driver));
   return {properties.name, 10 * properties.major + properties.minor,
-          static_cast<int64_t>(properties.totalGlobalMem), driver};
+          static_cast<int64_t>(properties.totalGlobalMem)};
 }
 
 // Returns the UUID in the format of `nvidia-smi -L`.
@@ -59,7 +57,7 @@ int64_t free_device_memory(int64_t index) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
-  m.def("device_facts(int index) -> (str, int, int, int)", device_facts);
+  m.def("device_facts(int index) -> (str, int, int)", device_facts);
   m.def("device_uuid(int index) -> str", device_uuid);
   m.def("free_device_memory(int index) -> int", free_device_memory);
 }

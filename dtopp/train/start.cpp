@@ -141,9 +141,11 @@ namespace {
 
 // Everything by which a processor selects kernels.
 std::string kernels_on(const at::Device& device) {
-  if (!device.is_cpu())
-    return device::device_facts(device).name +
-           " (fused kernels: " + ops::fused_kernels_text(ops::fused_kernels()) + ")";
+  if (!device.is_cpu()) {
+    const device::DeviceFacts facts = device::device_facts(device);
+    return facts.name + " (fused kernels: " + ops::fused_kernels_text(ops::fused_kernels(facts.capability)) +
+           ")";
+  }
   constexpr std::array<const char*, 3> kLoops = {"baseline", "AVX2", "AVX512"};
   return std::string("a CPU (torch: ") + at::get_cpu_capability() +
          ", dtopp: " + kLoops[static_cast<size_t>(ops::widest_simd())] + (ops::has_amx() ? ", AMX)" : ")");
@@ -164,12 +166,9 @@ void check_configuration(const config::RunConfig& config, distributed::Collectiv
   }
 }
 
-void agree_on_kernels(const config::RunConfig& config, const at::Device& device,
-                      distributed::Collectives& ranks) {
+void check_kernels(const config::RunConfig& config, const at::Device& device,
+                   distributed::Collectives& ranks) {
   if (!config.parallel.reproducible || ranks.size() == 1) return;
-  const std::string first =
-      distributed::broadcast_bytes(ranks, ops::fused_kernels_text(ops::fused_kernels()), /*root=*/0, "start");
-  ops::set_fused_kernels(ops::parse_fused_kernels(first).value());
   if (const auto difference = distributed::find_difference(kernels_on(device), ranks))
     throw distributed::RanksDiffer(ExitStatus::kUsage,
                                    difference->name() + " computes on " + difference->there + ", rank 0 on " +

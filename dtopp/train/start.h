@@ -72,10 +72,10 @@ class InitialParameters {
 // Throws RanksDiffer if a rank has another configuration than rank 0.
 void check_configuration(const config::RunConfig& config, distributed::Collectives& ranks);
 
-// Gives every rank rank 0's choice of fused kernels. Throws RanksDiffer if ranks compute with other kernels
-// than rank 0, on another processor or by DTOPP_MOE_KERNELS. Does nothing without parallel.reproducible.
-void agree_on_kernels(const config::RunConfig& config, const at::Device& device,
-                      distributed::Collectives& ranks);
+// Throws RanksDiffer if a rank computes with other kernels than rank 0, on another processor or by
+// DTOPP_MOE_KERNELS. Does nothing without parallel.reproducible.
+void check_kernels(const config::RunConfig& config, const at::Device& device,
+                   distributed::Collectives& ranks);
 
 // Throws RanksDiffer if a rank has opened other data than rank 0.
 void check_data(const models::TrainingData& data, distributed::Collectives& ranks);

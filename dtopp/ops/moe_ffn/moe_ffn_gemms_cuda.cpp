@@ -47,7 +47,7 @@ GemmChoice choose_gemms(const at::Tensor& gate_up_EGD, const at::Tensor& down_ED
   constexpr int64_t kMostGroups = 1023;  // limit of at::_grouped_mm
   if (gate_up_EGD.scalar_type() != at::kBFloat16 || !is_aligned(gate_up_EGD) || !is_aligned(down_EDF))
     return {};
-  GemmChoice choice{fused_kernels(), gate_up_EGD.size(0) <= kMostGroups};
+  GemmChoice choice{fused_kernels(current_capability()), gate_up_EGD.size(0) <= kMostGroups};
   if (choice.fused.any() && !supports_fused_gemm(down_EDF.size(1), down_EDF.size(2))) choice.fused.reset();
   return choice;
 }

@@ -10,9 +10,9 @@
 namespace dtopp::ops::cuda {
 
 // Returns the reference path unless weights are bf16 with widths and addresses that are multiples of 16
-// bytes, else the choice of fused_kernels() if the device supports them. at::_grouped_mm accepts up to 1,023
-// experts; beyond that, GEMMs without a fused kernel take the reference path. Throws c10::Error if the
-// environment variable DTOPP_MOE_KERNELS is invalid.
+// bytes, else the choice of fused_kernels() if the device and the widths support it. at::_grouped_mm accepts
+// up to 1,023 experts; beyond that, GEMMs without a fused kernel take the reference path. Throws c10::Error
+// if the environment variable DTOPP_MOE_KERNELS is invalid.
 GemmChoice choose_gemms(const at::Tensor& gate_up_EGD, const at::Tensor& down_EDF);
 
 struct ActivatedPairs {

@@ -1,7 +1,7 @@
 // Tests the choice of fused kernels per expert GEMM of moe_ffn; the results do not depend on it.
 #include <gtest/gtest.h>
 
-#include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
+#include "dtopp/ops/moe_ffn/moe_ffn_gemms_cuda.h"
 #include "tests/ops/cuda/moe_ffn_case.h"
 
 namespace dtopp::ops::moe_ffn_test {
@@ -22,17 +22,13 @@ TEST(MoeFfnGemmsOnHost, any_mixture_matches_double_precision) {
   cuda_on_host::set_device({});
 }
 
-TEST(MoeFfnGemmsOnHost, are_those_chosen_unless_the_environment_says_otherwise) {
-  const auto fused = [] { return fused_kernels().to_ulong(); };
-  EXPECT_EQ(fused(), 0U);
-  set_fused_kernels(FusedKernelSet(5));
-  EXPECT_EQ(fused(), 5U);
-  setenv("DTOPP_MOE_KERNELS", "grouped_mm", 1);
-  EXPECT_EQ(fused(), 0U);
-  setenv("DTOPP_MOE_KERNELS", "", 1);
-  EXPECT_EQ(fused(), 5U);
-  set_fused_kernels({});
-  unsetenv("DTOPP_MOE_KERNELS");
+TEST(MoeFfnGemmsOnHost, use_the_kernels_of_the_device) {
+  const Case c = make_case({12, 16, 8, 2, 0.6}, at::kBFloat16);
+  for (const int capability : {80, 90, 100}) {
+    cuda_on_host::set_device({2, capability, 163 << 10});
+    EXPECT_EQ(cuda::choose_gemms(c.gate_up_proj, c.down_proj).fused, fused_kernels(capability)) << capability;
+  }
+  cuda_on_host::set_device({});
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // Calls the CUDA side of an op with CPU tensors; cuda_on_host runs its kernels.
 #pragma once
 
-#include "dtopp/ops/core/poisoned_memory.h"
 #include "tests/ops/cuda/cuda_on_host.h"
+#include "tests/ops/cuda/poisoned_memory.h"
 
 namespace dtopp::ops {
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from ops_reference import DEVICES, gates_like, ops, randn
+from ops_reference import DEVICES, close, gates_like, moe_reference, ops, randn
 
 pytestmark = pytest.mark.skipif("cuda" not in DEVICES, reason="no CUDA device, or libdtopp_cuda.so is not built: make test-gpu")
 
@@ -35,7 +35,7 @@ def run(t, threshold, targets, capacity):
     return counts, loss
 
 
-GROUPED = os.environ.get("DTOPP_MOE_KERNELS", "grouped_mm") == "grouped_mm"
+GROUPED = os.environ.get("DTOPP_MOE_KERNELS") == "grouped_mm"
 
 
 @pytest.mark.skipif(GROUPED and torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
@@ -80,6 +80,44 @@ def test_many_pairs_match_the_cpu():
         error = (cuda.cpu().double() - cpu.double()).norm() / cpu.double().norm()
         assert error < 1e-2, error
     assert not results[1][3][5].any() and not results[1][4][5].any()
+
+
+GEMMS = ["activation", "projection", "activation_gradient", "input_gradient", "down_gradient", "gate_up_gradient"]
+
+
+@pytest.fixture
+def poisoned_memory():
+    """Fills memory that torch allocates with NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.filterwarnings("ignore:.*deterministic")
+@pytest.mark.parametrize("kernels", ["grouped_mm", *GEMMS, "fused"])
+@pytest.mark.parametrize("rows_E, hidden, ffn", [
+    ([1], 8, 8), ([128, 0, 129, 3], 64, 128), ([0, 200, 0, 0, 70, 0], 72, 136), ([40, 300], 328, 264), ([4096, 0, 1], 520, 392),
+    ([4096] * 8, 2048, 1024)])
+def test_every_expert_gemm_matches_double_precision(poisoned_memory, monkeypatch, kernels, rows_E, hidden, ffn):
+    """One row, whole tiles and one row more, experts without rows, sizes that are no multiple of a tile, and a full layer. The rows
+    between the pairs and the capacity hold NaN, which no kernel may read."""
+    monkeypatch.setenv("DTOPP_MOE_KERNELS", kernels)
+    kind = dict(dtype=torch.bfloat16)
+    tokens, experts = max(rows_E) + 5, len(rows_E)
+    gates = torch.zeros(tokens, experts)
+    for e, rows in enumerate(rows_E):
+        gates[randn(tokens, seed=e).argsort()[:rows], e] = randn(rows, seed=e).abs() + 0.1
+    inputs = [randn(tokens, hidden, seed=1, **kind), gates, randn(experts, 2 * ffn, hidden, seed=2, std=hidden**-0.5, **kind),
+              randn(experts, hidden, ffn, seed=3, std=ffn**-0.5, **kind)]
+    grad_y = randn(tokens, hidden, seed=4, **kind).cuda()
+    own = [tensor.cuda().requires_grad_() for tensor in inputs]
+    exact = [tensor.cuda().double().requires_grad_() for tensor in inputs]
+    y, expected = ops.moe_ffn(*own, capacity=sum(rows_E) + 37), moe_reference(*exact)
+    y.backward(grad_y)
+    expected.backward(grad_y.double())
+    exact[1].grad.mul_(exact[1] != 0)
+    for result, reference in zip([y, *(tensor.grad for tensor in own)], [expected, *(tensor.grad for tensor in exact)]):
+        close(result, reference, torch.bfloat16)
 
 
 @pytest.mark.parametrize("add", [False, True])

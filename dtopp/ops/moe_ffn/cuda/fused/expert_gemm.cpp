@@ -1,8 +1,8 @@
 #include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
+#include <initializer_list>
 
 #include "dtopp/ops/core/torch.h"
 
@@ -11,9 +11,28 @@ namespace {
 
 constexpr std::string_view kNone = "grouped_mm", kAll = "fused";
 
-// Atomic, because compute threads (including autograd's) read it. An environment variable could not be
-// written while they run.
-std::atomic<unsigned long> chosen{0};
+FusedKernelSet set_of(std::initializer_list<ExpertGemm> gemms) {
+  FusedKernelSet set;
+  for (const ExpertGemm gemm : gemms) set.set(static_cast<size_t>(gemm));
+  return set;
+}
+
+// The table: the GEMMs whose fused kernels are faster, or need less memory, than at::_grouped_mm.
+FusedKernelSet preferred_kernels(int64_t capability) {
+  if (capability < kFusedMinCapability) return {};
+  switch (capability / 10) {
+    case 9:
+      // On an H200 (benchmarks/results/h200.jsonl) a layer computes 578 TFLOP/s with these four, by wgmma.
+      // It computes 575 with none and 557 with all, and needs 25 % more memory with none. The two in the
+      // middle go together: each gathers rows of dy, for which at::_grouped_mm needs a copy.
+      return set_of({ExpertGemm::kActivation, ExpertGemm::kActivationGradient, ExpertGemm::kDownGradient,
+                     ExpertGemm::kGateUpGradient});
+    case 10:  // at::_grouped_mm has a kernel; ours use mma there and have not been measured
+      return {};
+    default:  // at::_grouped_mm loops over experts and waits for the device, so all use mma
+      return ~FusedKernelSet();
+  }
+}
 
 std::string listed(const FusedKernelSet& fused, std::string_view between) {
   std::string text;
@@ -24,21 +43,15 @@ std::string listed(const FusedKernelSet& fused, std::string_view between) {
 
 }  // namespace
 
-std::optional<ExpertGemm> expert_gemm_named(std::string_view name) {
-  const auto* known = std::ranges::find(kExpertGemmNames, name);
-  if (known == kExpertGemmNames.end()) return std::nullopt;
-  return static_cast<ExpertGemm>(known - kExpertGemmNames.begin());
-}
-
 std::optional<FusedKernelSet> parse_fused_kernels(std::string_view text) {
   if (text == kNone) return FusedKernelSet();
   if (text == kAll) return ~FusedKernelSet();
   FusedKernelSet fused;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
-    const auto gemm = expert_gemm_named(text.substr(begin, end - begin));
-    if (!gemm) return std::nullopt;
-    fused.set(static_cast<size_t>(*gemm));
+    const auto* known = std::ranges::find(kExpertGemmNames, text.substr(begin, end - begin));
+    if (known == kExpertGemmNames.end()) return std::nullopt;
+    fused.set(static_cast<size_t>(known - kExpertGemmNames.begin()));
     begin = end + 1;
   }
   return fused;
@@ -48,23 +61,18 @@ std::string fused_kernels_text(const FusedKernelSet& fused) {
   return fused.none() ? std::string(kNone) : listed(fused, ",");
 }
 
-std::string known_fused_kernels() {
-  return std::string(kNone) + ", " + std::string(kAll) + " or a list of " + listed(~FusedKernelSet(), ", ");
-}
-
 std::optional<FusedKernelSet> requested_fused_kernels() {
   const char* wish = std::getenv("DTOPP_MOE_KERNELS");
   if (wish == nullptr || *wish == 0) return std::nullopt;
   const auto fused = parse_fused_kernels(wish);
-  TORCH_CHECK(fused, "moe_ffn: DTOPP_MOE_KERNELS: expected ", known_fused_kernels(), ", got '", wish, "'");
+  TORCH_CHECK(fused, "moe_ffn: DTOPP_MOE_KERNELS: expected ", kNone, ", ", kAll, " or a list of ",
+              listed(~FusedKernelSet(), ", "), ", got '", wish, "'");
   return fused;
 }
 
-FusedKernelSet fused_kernels() {
+FusedKernelSet fused_kernels(int64_t capability) {
   const auto wish = requested_fused_kernels();
-  return wish ? *wish : FusedKernelSet(chosen.load());
+  return wish ? *wish : preferred_kernels(capability);
 }
-
-void set_fused_kernels(const FusedKernelSet& fused) { chosen.store(fused.to_ulong()); }
 
 }  // namespace dtopp::ops

@@ -31,8 +31,6 @@ enum class ExpertGemm {
 inline constexpr std::array<std::string_view, 6> kExpertGemmNames = {
     "activation", "projection", "activation_gradient", "input_gradient", "down_gradient", "gate_up_gradient"};
 
-std::optional<ExpertGemm> expert_gemm_named(std::string_view name);
-
 // Lowest compute capability of the fused kernels; 80 is 8.0.
 inline constexpr int64_t kFusedMinCapability = 80;
 
@@ -45,16 +43,12 @@ std::optional<FusedKernelSet> parse_fused_kernels(std::string_view text);
 // Returns a text that parse_fused_kernels parses to `fused`.
 std::string fused_kernels_text(const FusedKernelSet& fused);
 
-// Returns "grouped_mm, fused or a list of activation, …", the values of parse_fused_kernels, for messages.
-std::string known_fused_kernels();
-
 // Returns the value of the environment variable DTOPP_MOE_KERNELS, or nullopt if it is unset or empty.
 // Throws c10::Error if the value is invalid.
 std::optional<FusedKernelSet> requested_fused_kernels();
 
-// Returns the process-wide choice: that of the environment variable if it is set, else the last call of
-// set_fused_kernels, else none.
-FusedKernelSet fused_kernels();
-void set_fused_kernels(const FusedKernelSet& fused);
+// Returns the GEMMs that use fused kernels on a device of this compute capability (90 is 9.0): those of
+// DTOPP_MOE_KERNELS if it is set, else those of a table.
+FusedKernelSet fused_kernels(int64_t capability);
 
 }  // namespace dtopp::ops

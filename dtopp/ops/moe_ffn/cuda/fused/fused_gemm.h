@@ -14,6 +14,9 @@
 
 namespace dtopp::ops::cuda {
 
+// Returns the compute capability of the current device; 90 is 9.0.
+int64_t current_capability();
+
 // Returns true if the kernels accept these sizes and the current device.
 bool supports_fused_gemm(int64_t hidden, int64_t ffn);
 

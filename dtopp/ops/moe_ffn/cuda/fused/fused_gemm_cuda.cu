@@ -39,8 +39,10 @@ Rows gathered(const FusedGemm& in, const Bfloat16* data_TD) { return {data_TD, i
 
 }  // namespace
 
+int64_t current_capability() { return current_device().capability; }
+
 bool supports_fused_gemm(int64_t hidden, int64_t ffn) {
-  return hidden % kChunk == 0 && ffn % kChunk == 0 && current_device().capability >= kFusedMinCapability;
+  return hidden % kChunk == 0 && ffn % kChunk == 0 && current_capability() >= kFusedMinCapability;
 }
 
 void fused_activation(const FusedGemm& p, const Activations& in) {

@@ -20,5 +20,26 @@ TEST(ExpertGemms, are_written_as_they_are_read) {
     EXPECT_EQ(parse_fused_kernels(fused_kernels_text(FusedKernelSet(fused))), FusedKernelSet(fused)) << fused;
 }
 
+TEST(ExpertGemms, use_the_fused_kernels_of_a_table_unless_the_environment_names_others) {
+  const auto fused = [](int64_t capability) { return fused_kernels_text(fused_kernels(capability)); };
+  const std::string all = fused_kernels_text(~FusedKernelSet());
+  for (const auto& [capability, expected] : std::vector<std::pair<int64_t, std::string>>{
+           {75, "grouped_mm"},
+           {80, all},
+           {89, all},
+           {90, "activation,activation_gradient,down_gradient,gate_up_gradient"},
+           {100, "grouped_mm"},
+           {103, "grouped_mm"},
+           {120, all}}) {
+    unsetenv("DTOPP_MOE_KERNELS");
+    EXPECT_EQ(fused(capability), expected) << capability;
+    setenv("DTOPP_MOE_KERNELS", "", 1);
+    EXPECT_EQ(fused(capability), expected) << capability;
+    setenv("DTOPP_MOE_KERNELS", "projection", 1);
+    EXPECT_EQ(fused(capability), "projection") << capability;
+  }
+  unsetenv("DTOPP_MOE_KERNELS");
+}
+
 }  // namespace
 }  // namespace dtopp::ops::expert_gemm_test

@@ -1,4 +1,4 @@
-// Makes reads of uninitialized memory visible, for tests and checks.
+// Makes reads of uninitialized memory visible, for tests.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
