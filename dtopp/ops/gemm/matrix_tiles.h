@@ -78,7 +78,7 @@ template <typename RealOf>
 struct VectorTiles {
   using Real = RealOf;                      // type of C
   using Packed = RealOf;                    // type of the packed operands
-  static constexpr bool kFinishes = false;  // see matrix_tiles_bf16.h
+  static constexpr bool kFinishes = false;  // see cpu_kernel.h
 
   // Rows of A that a caller packs at once. It is a multiple of the strip height of every instruction set, and
   // the packed rows stay in the second-level cache.
