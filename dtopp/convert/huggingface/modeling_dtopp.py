@@ -131,7 +131,7 @@ class DtoppRouter(nn.Module):
         if self.config.router_method in ("top_k", "top_k_bias"):
             return self.config.router_top_k
         count_T1 = (before(P_TC) < self.config.router_thresholds[self.layer]).sum(-1, keepdim=True)
-        return count_T1.clamp(max=self.config.router_max_experts or P_TC.shape[-1])
+        return count_T1.clamp(1, self.config.router_max_experts or P_TC.shape[-1])
 
     def scores(self, P_TC, logits_TC):
         """A token selects the experts with the largest scores [T, C]."""
