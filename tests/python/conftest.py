@@ -8,7 +8,7 @@ from rank_process import Process
 from tiny_run import BINARY, FULL
 
 # The tiers (scripts/test.sh): `make check` runs the fast tests, `make test` all but those of `make nightly`.
-FAST = ("first_hour", "cli", "plan/test_plan.py", "data/test_get_data.py", "train/test_model_parity.py")
+FAST = ("first_hour", "cli", "package/test_route_cases.py", "plan/test_plan.py", "data/test_get_data.py", "train/test_model_parity.py")
 NIGHTLY = ("package/test_wheel_build.py",)
 
 

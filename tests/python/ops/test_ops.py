@@ -5,8 +5,8 @@ The file is long because it holds the tests of all of them.
 
 import pytest
 import torch
-from ops_reference import (
-    DTYPES, close, default_device, gates_like, loss_reference, moe_reference, ops, randn, route_reference, seeded)
+from ops_reference import DTYPES, close, default_device, gates_like, loss_reference, moe_reference, ops, randn, seeded
+from route_reference import route_reference
 
 pytestmark = pytest.mark.usefixtures("default_device")
 

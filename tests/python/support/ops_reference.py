@@ -41,41 +41,6 @@ def close(actual, expected, dtype, scale=1.0):
     assert worst <= bound * max(largest, 1e-12), f"off by {worst} where the largest is {largest}"
 
 
-def route_reference(logits, scale, threshold, normalization="dynamic", top_k=0, max_experts=0, renormalize=True,
-                    gate="probability", cut_E=None):
-    """Returns the differentiable outputs. The selected set comes from one sorted pass per token."""
-    z = logits.double()
-    s = z
-    if normalization != "none":
-        centred = z - z.mean(-1, keepdim=True)
-        s = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
-    if normalization == "dynamic":
-        s = s * scale.double()
-    prob = s.softmax(-1)
-    chosen = torch.zeros_like(prob, dtype=torch.bool)
-    for t in range(z.shape[0]):
-        order = sorted(range(z.shape[1]), key=lambda e: (-prob[t, e].item(), e))
-        before = 0.0
-        for n, e in enumerate(order):
-            if (top_k and n >= top_k) or (max_experts and n >= max_experts):
-                break
-            if not top_k and n and not before < float(threshold):
-                break
-            chosen[t, e] = True
-            before += prob[t, e].item()
-    if gate == "relu":
-        chosen = z > 0
-    if gate == "sigmoid" and not cut_E.isnan().any():
-        chosen = z >= cut_E.double()
-    gates = {"probability": prob, "relu": z.relu(), "sigmoid": z.sigmoid()}[gate] * chosen
-    if renormalize:
-        gates = gates / (gates.norm(dim=-1, keepdim=True) if renormalize == "l2" else gates.sum(-1, keepdim=True))
-    tokens = max(z.shape[0], 1)
-    entropy = -torch.special.xlogy(prob, prob).sum() / tokens
-    mean = (gates if gate == "relu" else prob).sum(0) / tokens
-    return gates, chosen, mean, entropy, z.logsumexp(-1).pow(2).sum() / tokens
-
-
 def moe_reference(x, gates, gate_up, down):
     y = torch.zeros_like(x, dtype=gates.dtype)
     for e in range(gates.shape[1]):

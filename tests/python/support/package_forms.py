@@ -5,7 +5,8 @@ import os
 
 import pytest
 import torch
-from ops_reference import moe_reference, route_reference
+from ops_reference import moe_reference
+from route_reference import route_reference
 
 from dtopp import MoE, compiled, form, plain
 
@@ -40,7 +41,7 @@ def reference(moe, x, normalization="dynamic", top_k=0, max_experts=0, renormali
     gate, x_TD = moe.gate, x.double().flatten(0, -2)
     scale = gate.scale[0].double() if normalization == "dynamic" else torch.tensor(1.0).double()
     logits = x_TD @ gate.weight.double().T
-    gates, chosen, mean_prob, entropy, router_z = route_reference(
+    gates, chosen, mean_prob, entropy, router_z, _ = route_reference(
         logits, scale, getattr(gate.router, "threshold", 0.5), normalization=normalization, top_k=top_k, max_experts=max_experts,
         renormalize=renormalize)
     y = moe_reference(x_TD, gates, moe.experts.gate_up_proj.double(), moe.experts.down_proj.double())
