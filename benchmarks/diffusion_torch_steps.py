@@ -119,10 +119,10 @@ class DiffusionTransformer(nn.Module):
         self.blocks = nn.ModuleList(Block(case) for _ in range(case["num_layers"]))
         self.final = Final(hidden, values)
         self.rotary = rotary_table(self.grid, hidden // case["num_heads"])
-        self.initialise()
+        self.initialize()
 
     @torch.no_grad()
-    def initialise(self):
+    def initialize(self):
         for name, parameter in self.named_parameters():
             if name.endswith("norm.weight"):
                 parameter.fill_(1)

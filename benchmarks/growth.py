@@ -23,7 +23,7 @@ import numpy as np
 import ranks
 from training_side import BINARY, language_run, plan, start_dtopp, without_pauses
 
-CENTRE = {"hidden_size": 128, "num_layers": 2, "num_heads": 4, "ffn_hidden_size": 64, "num_experts": 16, "active": 4,
+CENTER = {"hidden_size": 128, "num_layers": 2, "num_heads": 4, "ffn_hidden_size": 64, "num_experts": 16, "active": 4,
           "vocab_size": 4096, "sequence_length": 512, "batch": 4}
 # The law's exponent and the keys that change, per size.
 QUANTITIES = {
@@ -62,7 +62,7 @@ def exponent(sizes, costs):
 
 
 def start(change, args, folder):
-    case = CENTRE | change
+    case = CENTER | change
     method, precision, threads = case.pop("method", "solve"), case.pop("precision", "fp32"), case.pop("threads", args.threads)
     return start_dtopp(case, method, precision, threads, folder)
 
@@ -75,7 +75,7 @@ def measure(changes, args, folder):
         taken, cpu = ({size: [] for size in sides} for _ in range(2))
         for _ in range(args.rounds):
             for size, side in sides.items():
-                tokens = (CENTRE | changes[size])["batch"] * (CENTRE | changes[size])["sequence_length"]
+                tokens = (CENTER | changes[size])["batch"] * (CENTER | changes[size])["sequence_length"]
                 before, done = side.cpu_seconds(), len(side.read())
                 steps = side.steps(min(max(2, int(args.seconds * rates[size] / tokens)), 60))
                 cpu[size].append((side.cpu_seconds() - before) / (len(side.read()) - done))
@@ -100,7 +100,7 @@ def measure_ranks(folder):
 
 
 def planned_ranks(folder):
-    path = without_pauses(language_run({**CENTRE, "batch": 4}, "solve", "bf16", 1, folder / "plan"), folder / "plan")
+    path = without_pauses(language_run({**CENTER, "batch": 4}, "solve", "bf16", 1, folder / "plan"), folder / "plan")
     plans = {count: plan(path, "--ranks", count, "--nodes", count // 8, "--device", "h100", f"training.global_batch_size={4 * count}")
              for count in PLANNED_RANKS}
     return {"seconds": {count: [planned["step_seconds"]] for count, planned in plans.items()},

@@ -190,7 +190,7 @@ std::vector<Measured> measure(const Options& options, const config::RunConfig& c
     conditions.become({});
     train::Trainer trainer(config, models::make_model(config), random_tokens(config), at::kFloat,
                            make_conditioned_groups(store, rank, options.expert_parallel, conditions));
-    trainer.initialise();
+    trainer.initialize();
     for (int64_t i = 0; i < 3; ++i) step_seconds(trainer);
     std::vector<Measured> of_other_rank(settings.size());
     for (int64_t round = 0; round < options.rounds; ++round) {

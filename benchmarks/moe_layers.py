@@ -6,7 +6,7 @@ machine, over sizes:
                                scatters tokens and runs the FFN with torch's operations; it uses DTop-p's threshold
   dense                        a SwiGLU FFN with equal FLOPs in torch's operations, without a router
 
-dtopp runs as DTop-p (normalised logits, threshold) at the same mean number of experts, through
+dtopp runs as DTop-p (normalized logits, threshold) at the same mean number of experts, through
 torch.ops.dtopp, in the same process, in turn with the others. forward: without autograd; backward: forward +
 backward; step: with fused AdamW. Prints one JSON line per size: milliseconds of each, and the speed-up of
 dtopp.
@@ -20,15 +20,15 @@ from transformers import OlmoeConfig
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from yardstick import YARDSTICK_FLOPS, alternate, make_yardstick, report
 
-CENTRE = {"D": 512, "E": 64, "K": 8, "T": 4096}
+CENTER = {"D": 512, "E": 64, "K": 8, "T": 4096}
 SWEEPS = {"D": [256, 1024, 2048], "E": [8, 16, 128], "K": [1, 2, 4, 16], "T": [256, 1024, 16384]}
 
 
 def sizes(sweeps, quick):
-    yield CENTRE
+    yield CENTER
     for name, values in ((name, SWEEPS[name]) for name in sweeps):
         for value in values:
-            case = CENTRE | {name: value}
+            case = CENTER | {name: value}
             case["T"] = min(case["T"], 4096 * 512 // max(case["D"], 512)) if name != "T" else case["T"]
             case["K"] = min(case["K"], case["E"] // 2)
             case["E"] = min(case["E"], 16 * 2048 // case["D"]) if case["D"] > 1024 else case["E"]  # five such layers with optimizers fit 24 GB

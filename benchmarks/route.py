@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from yardstick import alternate, arguments, make_yardstick, report
 
 E, ACTIVE, ZERO, STRIDE = 64, 8, 32, 4  # every STRIDE-th token is counted (dtopp/moe/cumulative_prob_sampling.h)
-SIZES = {"lab": (256, 128), "centre": (512, 256)}
+SIZES = {"lab": (256, 128), "center": (512, 256)}
 
 
 def op(*args, **options):

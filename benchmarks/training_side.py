@@ -28,7 +28,7 @@ def plan(config, *options):
 
 
 def starting_threshold(experts, active):
-    """p_0 that selects about `active` of the experts at initialisation, when normalised logits are Gaussian."""
+    """p_0 that selects about `active` of the experts at initialization, when normalized logits are Gaussian."""
     logits = np.random.default_rng(1).standard_normal((4000, experts))
     logits = (logits - logits.mean(-1, keepdims=True)) / logits.std(-1, keepdims=True)
     prob = -np.sort(-np.exp(logits) / np.exp(logits).sum(-1, keepdims=True))

@@ -59,37 +59,42 @@ void convert_to_hf(const ToHuggingFace& options) {
 
 void add_to_hf(CLI::App& convert) {
   auto options = std::make_shared<ToHuggingFace>();
-  CLI::App* verb = convert.add_subcommand(
+  CLI::App* command = convert.add_subcommand(
       "to-hf", "Convert a language model's checkpoint to a folder for Hugging Face transformers");
-  verb->add_option("checkpoint", options->inference.checkpoint,
+  command
+      ->add_option("checkpoint", options->inference.checkpoint,
                    "checkpoint, or run directory (its newest checkpoint is used)")
       ->required();
-  verb->add_option("folder", options->folder, "new folder to write")->required();
-  verb->add_option("--as", options->how.as,
+  command->add_option("folder", options->folder, "new folder to write")->required();
+  command
+      ->add_option("--as", options->how.as,
                    "model class: dtopp, with its code beside the weights (trust_remote_code), or a class of "
                    "transformers, which needs model.norm=rms, routing.method=top_k and normalization=none")
       ->transform(choice<convert::HuggingFaceClass>())
       ->default_str("dtopp");
-  verb->add_option("--max-experts", options->how.max_experts,
+  command
+      ->add_option("--max-experts", options->how.max_experts,
                    "upper limit of experts per token in the converted model; tokens with more keep their "
                    "likeliest ones")
       ->check(positive<int64_t>());
-  verb->add_option("--text", options->text,
-                   "text file or token folder on which to count the tokens that --max-experts changes");
-  verb->add_option("--tokenizer", options->inference.tokenizer,
+  command->add_option("--text", options->text,
+                      "text file or token folder on which to count the tokens that --max-experts changes");
+  command
+      ->add_option("--tokenizer", options->inference.tokenizer,
                    "tokenizer.json file for --text, for a checkpoint without one")
       ->needs("--text");
-  verb->callback([options] { convert_to_hf(*options); });
+  command->callback([options] { convert_to_hf(*options); });
 }
 
 void add_from_hf(CLI::App& convert) {
   auto options = std::make_shared<ConvertOptions>();
-  CLI::App* verb = convert.add_subcommand("from-hf",
-                                          "Convert the folder of an OLMoE, Mixtral, Qwen2-MoE or Qwen3-MoE "
-                                          "model, or of convert to-hf, to a checkpoint");
-  verb->add_option("folder", options->folder, "folder with config.json and model.safetensors")->required();
-  verb->add_option("checkpoint", options->from.checkpoint, "new checkpoint to write")->required();
-  verb->callback([options] {
+  CLI::App* command =
+      convert.add_subcommand("from-hf",
+                             "Convert the folder of an OLMoE, Mixtral, Qwen2-MoE or Qwen3-MoE "
+                             "model, or of convert to-hf, to a checkpoint");
+  command->add_option("folder", options->folder, "folder with config.json and model.safetensors")->required();
+  command->add_option("checkpoint", options->from.checkpoint, "new checkpoint to write")->required();
+  command->callback([options] {
     convert::convert_from_huggingface(options->folder, options->from.checkpoint);
     std::printf("%s\n", options->from.checkpoint.c_str());
   });
@@ -97,13 +102,14 @@ void add_from_hf(CLI::App& convert) {
 
 void add_to_gguf(CLI::App& convert) {
   auto options = std::make_shared<ConvertOptions>();
-  CLI::App* verb = convert.add_subcommand(
+  CLI::App* command = convert.add_subcommand(
       "to-gguf", "Convert a Top-k language model's checkpoint to a file for llama.cpp, in fp32");
-  verb->add_option("checkpoint", options->from.checkpoint,
+  command
+      ->add_option("checkpoint", options->from.checkpoint,
                    "checkpoint, or run directory (its newest checkpoint is used)")
       ->required();
-  verb->add_option("file", options->folder, "new file to write, e.g. model.gguf")->required();
-  verb->callback([options] {
+  command->add_option("file", options->folder, "new file to write, e.g. model.gguf")->required();
+  command->callback([options] {
     convert::convert_to_gguf(open_named_checkpoint(options->from, config::ModelType::kLanguageModel),
                              options->folder);
     std::printf("%s\n", options->folder.c_str());
@@ -115,11 +121,11 @@ void add_lm_eval(CLI::App& convert) {
     std::string folder, data;
   };
   auto paths = std::make_shared<Paths>();
-  CLI::App* verb = convert.add_subcommand(
+  CLI::App* command = convert.add_subcommand(
       "lm-eval", "Convert the 13 tasks of evaluate to lm-eval tasks with the same prompts");
-  verb->add_option("folder", paths->folder, "new folder to write")->required();
-  verb->add_option("--data", paths->data, "folder with the task files")->required();
-  verb->callback([paths] {
+  command->add_option("folder", paths->folder, "new folder to write")->required();
+  command->add_option("--data", paths->data, "folder with the task files")->required();
+  command->callback([paths] {
     convert::convert_to_lm_eval(paths->data, paths->folder);
     std::printf("%s\n", paths->folder.c_str());
   });
@@ -128,14 +134,14 @@ void add_lm_eval(CLI::App& convert) {
 }  // namespace
 
 void add_convert(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand(
+  CLI::App* command = app.add_subcommand(
       "convert",
       "Convert checkpoints to the formats of other programs, and back (docs/how-to/hugging-face.md)");
-  verb->require_subcommand(1);
-  add_to_hf(*verb);
-  add_from_hf(*verb);
-  add_to_gguf(*verb);
-  add_lm_eval(*verb);
+  command->require_subcommand(1);
+  add_to_hf(*command);
+  add_from_hf(*command);
+  add_to_gguf(*command);
+  add_lm_eval(*command);
 }
 
 }  // namespace dtopp::cli

@@ -105,10 +105,10 @@ void show_devices(bool json) {
 
 void add_devices(CLI::App& app) {
   auto json = std::make_shared<bool>(false);
-  CLI::App* verb =
+  CLI::App* command =
       app.add_subcommand("devices", "Show the devices of this machine and the kernels used on them");
-  verb->add_flag("--json", *json, "print one JSON object");
-  verb->callback([json] { show_devices(*json); });
+  command->add_flag("--json", *json, "print one JSON object");
+  command->callback([json] { show_devices(*json); });
 }
 
 }  // namespace dtopp::cli

@@ -64,21 +64,23 @@ eval::EvaluationText open_texts(const EvaluateOptions& options, const std::vecto
 namespace {
 
 // Adds --output, --batch-size, --json and --processes.
-void add_evaluate_options(CLI::App& verb, EvaluateOptions& options) {
-  verb.add_option("--output", options.output,
+void add_evaluate_options(CLI::App& command, EvaluateOptions& options) {
+  command
+      .add_option("--output", options.output,
                   "also write the results as JSON to this file; in a folder, to a file whose name contains "
                   "the texts or images, the checkpoint's step, the budget and the precision")
       ->check(in_existing_folder());
-  verb.add_option("--batch-size", options.batch_size, "sequences or images per batch")
+  command.add_option("--batch-size", options.batch_size, "sequences or images per batch")
       ->capture_default_str()
       ->check(positive<int64_t>());
-  verb.add_flag("--json", options.json, "print the results as one JSON object");
-  add_processes_option(verb, options.processes);
+  command.add_flag("--json", options.json, "print the results as one JSON object");
+  add_processes_option(command, options.processes);
 }
 
 // Adds --text, which is required and may occur several times.
-void add_text_option(CLI::App& verb, std::vector<std::string>& texts) {
-  verb.add_option("--text", texts,
+void add_text_option(CLI::App& command, std::vector<std::string>& texts) {
+  command
+      .add_option("--text", texts,
                   "text file (.jsonl[.gz|.zst] has one document per line, any other file is one document) or "
                   "folder of tokens; repeat it to measure several texts, together and each on its own")
       ->allow_extra_args(false)
@@ -86,14 +88,15 @@ void add_text_option(CLI::App& verb, std::vector<std::string>& texts) {
 }
 
 // Adds --sweep-target, which cannot be combined with the options in `excluded`.
-void add_sweep_option(CLI::App& verb, std::vector<double>& targets,
+void add_sweep_option(CLI::App& command, std::vector<double>& targets,
                       const std::vector<std::string>& excluded) {
   CLI::Option* option =
-      verb.add_option("--sweep-target", targets,
+      command
+          .add_option("--sweep-target", targets,
                       "measure at each of these numbers of active experts per token, e.g. 2,4,8,12")
           ->delimiter(',')
           ->check(positive<double>());
-  for (const std::string& name : excluded) option->excludes(verb.get_option(name));
+  for (const std::string& name : excluded) option->excludes(command.get_option(name));
 }
 
 // Throws UsageError if the model cannot meet a target of --sweep-target (require_target).
@@ -398,38 +401,42 @@ void evaluate_text(const TextOptions& options, distributed::Collectives& ranks) 
 
 void add_evaluate_text(CLI::App& evaluate) {
   auto options = std::make_shared<TextOptions>();
-  CLI::App* verb =
+  CLI::App* command =
       evaluate.add_subcommand("text", "Measure the loss, perplexity and bits per byte of a text");
-  add_inference_options(*verb, options->inference, "the text that is evaluated");
-  add_text_option(*verb, options->texts);
-  verb->add_option("--dump-routing", options->dump_routing,
+  add_inference_options(*command, options->inference, "the text that is evaluated");
+  add_text_option(*command, options->texts);
+  command
+      ->add_option("--dump-routing", options->dump_routing,
                    "write the experts of each token and layer to this safetensors file")
       ->check(in_existing_folder());
-  verb->add_option("--replay-routing", options->replay_routing,
+  command
+      ->add_option("--replay-routing", options->replay_routing,
                    "use the experts of a --dump-routing file instead of the router's selection")
-      ->excludes(verb->get_option("--target-experts"));
-  verb->add_flag("--by-document", options->by_document,
+      ->excludes(command->get_option("--target-experts"));
+  command
+      ->add_flag("--by-document", options->by_document,
                  "predict each document on its own, from its first token to its end of text")
       ->excludes("--dump-routing")
       ->excludes("--replay-routing");
   std::vector<std::string> rules;
   for (const auto& [name, rule] : eval::counts_rules()) rules.push_back(name);
-  verb->add_option(
+  command
+      ->add_option(
           "--counts", options->counts,
           "number of experts of a token: as the router selects (as-is), the mean of all tokens and layers "
           "(uniform), or that of another token of the same layer, source or window (permuted:layer, …)")
       ->check(CLI::IsMember(rules))
       ->excludes("--replay-routing")
       ->excludes("--by-document");
-  verb->add_option("--counts-seed", options->counts_seed, "seed of --counts")
+  command->add_option("--counts-seed", options->counts_seed, "seed of --counts")
       ->capture_default_str()
       ->check(not_negative<uint64_t>())
       ->needs("--counts");
-  add_sweep_option(*verb, options->sweep,
+  add_sweep_option(*command, options->sweep,
                    {"--target-experts", "--dump-routing", "--replay-routing", "--counts"});
-  add_evaluate_options(*verb, *options);
-  verb->get_option("--dump-routing")->excludes(verb->get_option("--processes"));
-  verb->callback([options] {
+  add_evaluate_options(*command, *options);
+  command->get_option("--dump-routing")->excludes(command->get_option("--processes"));
+  command->callback([options] {
     evaluate_on_ranks(*options, [&](distributed::Collectives& ranks) { evaluate_text(*options, ranks); });
   });
 }
@@ -601,24 +608,27 @@ void evaluate_tasks(const TasksOptions& options, distributed::Collectives& ranks
 
 void add_evaluate_tasks(CLI::App& evaluate) {
   auto options = std::make_shared<TasksOptions>();
-  CLI::App* verb = evaluate.add_subcommand("tasks", "Measure the accuracy on the paper's 13 benchmark tasks");
-  add_inference_options(*verb, options->inference);
-  verb->add_option("--tasks", options->tasks,
+  CLI::App* command =
+      evaluate.add_subcommand("tasks", "Measure the accuracy on the paper's 13 benchmark tasks");
+  add_inference_options(*command, options->inference);
+  command
+      ->add_option("--tasks", options->tasks,
                    "all (every task whose prompts fit the model's sequence length), or task names such as "
                    "copa,arc_easy")
       ->capture_default_str();
-  verb->add_option("--data", options->data, "folder with the task files, NAME.jsonl[.gz|.zst]")->required();
-  verb->add_option("--limit", options->limit, "evaluate only the first LIMIT items per data set")
+  command->add_option("--data", options->data, "folder with the task files, NAME.jsonl[.gz|.zst]")
+      ->required();
+  command->add_option("--limit", options->limit, "evaluate only the first LIMIT items per data set")
       ->check(positive<int64_t>());
-  verb->add_option("--dump", options->dump, "write one JSON line per item, with its prompt, to this file")
+  command->add_option("--dump", options->dump, "write one JSON line per item, with its prompt, to this file")
       ->check(in_existing_folder());
-  verb->add_flag("--paper", options->paper,
-                 "show the results of the paper's 1.3B models beside those of this model");
-  add_sweep_option(*verb, options->sweep, {"--target-experts", "--dump", "--paper"});
-  add_evaluate_options(*verb, *options);
-  verb->add_flag("--dry-run", options->dry_run, "prepare the prompts without running the model")
-      ->excludes(verb->get_option("--processes"));
-  verb->callback([options] {
+  command->add_flag("--paper", options->paper,
+                    "show the results of the paper's 1.3B models beside those of this model");
+  add_sweep_option(*command, options->sweep, {"--target-experts", "--dump", "--paper"});
+  add_evaluate_options(*command, *options);
+  command->add_flag("--dry-run", options->dry_run, "prepare the prompts without running the model")
+      ->excludes(command->get_option("--processes"));
+  command->callback([options] {
     tasks::select_tasks(options->tasks);  // refuses an unknown task before ranks start
     evaluate_on_ranks(*options, [&](distributed::Collectives& ranks) { evaluate_tasks(*options, ranks); });
   });
@@ -661,11 +671,12 @@ void evaluate_experts(const ExpertsOptions& options, distributed::Collectives& r
 
 void add_evaluate_experts(CLI::App& evaluate) {
   auto options = std::make_shared<ExpertsOptions>();
-  CLI::App* verb = evaluate.add_subcommand("experts", "Measure which experts the tokens of a text activate");
-  add_inference_options(*verb, options->inference, "the text that is evaluated");
-  add_text_option(*verb, options->texts);
-  add_evaluate_options(*verb, *options);
-  verb->callback([options] {
+  CLI::App* command =
+      evaluate.add_subcommand("experts", "Measure which experts the tokens of a text activate");
+  add_inference_options(*command, options->inference, "the text that is evaluated");
+  add_text_option(*command, options->texts);
+  add_evaluate_options(*command, *options);
+  command->callback([options] {
     evaluate_on_ranks(*options, [&](distributed::Collectives& ranks) { evaluate_experts(*options, ranks); });
   });
 }
@@ -732,20 +743,22 @@ void evaluate_images(const ImagesOptions& options, distributed::Collectives& ran
 
 void add_evaluate_images(CLI::App& evaluate) {
   auto options = std::make_shared<ImagesOptions>();
-  CLI::App* verb =
+  CLI::App* command =
       evaluate.add_subcommand("images", "Measure the loss of a diffusion transformer on held-out images");
-  add_checkpoint_options(*verb, options->inference);
-  verb->add_option("--target-experts", options->inference.target_experts,
+  add_checkpoint_options(*command, options->inference);
+  command
+      ->add_option("--target-experts", options->inference.target_experts,
                    "mean number of active experts per token, for which p is solved on the first images")
       ->check(positive<double>());
-  verb->add_option("--images", options->images, "folder of prepared images")->required();
-  verb->add_option("--limit", options->limit, "measure only the first LIMIT images")
+  command->add_option("--images", options->images, "folder of prepared images")->required();
+  command->add_option("--limit", options->limit, "measure only the first LIMIT images")
       ->check(positive<int64_t>());
-  verb->add_option("--dump", options->dump, "write images, noise, t and predictions to this safetensors file")
+  command
+      ->add_option("--dump", options->dump, "write images, noise, t and predictions to this safetensors file")
       ->check(in_existing_folder());
-  add_evaluate_options(*verb, *options);
-  verb->get_option("--dump")->excludes(verb->get_option("--processes"));
-  verb->callback([options] {
+  add_evaluate_options(*command, *options);
+  command->get_option("--dump")->excludes(command->get_option("--processes"));
+  command->callback([options] {
     evaluate_on_ranks(*options, [&](distributed::Collectives& ranks) { evaluate_images(*options, ranks); });
   });
 }
@@ -753,13 +766,13 @@ void add_evaluate_images(CLI::App& evaluate) {
 }  // namespace
 
 void add_evaluate(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand(
+  CLI::App* command = app.add_subcommand(
       "evaluate", "Evaluate a checkpoint: benchmark tasks, loss on text or images, use of experts");
-  verb->require_subcommand(1);
-  add_evaluate_tasks(*verb);
-  add_evaluate_text(*verb);
-  add_evaluate_experts(*verb);
-  add_evaluate_images(*verb);
+  command->require_subcommand(1);
+  add_evaluate_tasks(*command);
+  add_evaluate_text(*command);
+  add_evaluate_experts(*command);
+  add_evaluate_images(*command);
 }
 
 }  // namespace dtopp::cli

@@ -323,7 +323,7 @@ void generate_texts(const GenerateOptions& options) {
       options.echo && !stream ? prompts : std::vector<std::string>(prompts.size());
   if (options.echo && stream) write_now(prompts[0]);
   const double begin = steady_seconds();
-  inference::Generation generation(model, encoded.ids, encoded.room, options.sampling);
+  inference::Generation generation(model, encoded.ids, encoded.max_new_tokens, options.sampling);
   while (!stop_requested()) {
     const std::vector<inference::GeneratedToken> tokens = generation.step();
     if (tokens.empty()) break;
@@ -344,7 +344,8 @@ void generate_texts(const GenerateOptions& options) {
   double experts = 0;
   bool is_cut = false;  // a text filled the sequence length
   for (size_t i = 0; i < prompts.size(); ++i) {
-    is_cut = is_cut || (writers[i].tokens() == encoded.room[i] && encoded.room[i] < options.max_tokens);
+    is_cut = is_cut || (writers[i].tokens() == encoded.max_new_tokens[i] &&
+                        encoded.max_new_tokens[i] < options.max_tokens);
     const std::string text = texts[i] + writers[i].rest();
     write_now(options.json ? json_line(i, prompts[i], text, writers[i], config) : text + "\n");
     tokens += writers[i].tokens();
@@ -361,46 +362,53 @@ void generate_texts(const GenerateOptions& options) {
 
 void add_generate(CLI::App& app) {
   auto options = std::make_shared<GenerateOptions>();
-  CLI::App* verb = app.add_subcommand("generate", "Generate text that continues a prompt");
-  add_inference_options(*verb, options->inference);
-  verb->add_option("--prompt", options->prompt, "the text to continue")->check(not_empty());
-  verb->add_option("--prompts", options->prompts_file,
+  CLI::App* command = app.add_subcommand("generate", "Generate text that continues a prompt");
+  add_inference_options(*command, options->inference);
+  command->add_option("--prompt", options->prompt, "the text to continue")->check(not_empty());
+  command
+      ->add_option("--prompts", options->prompts_file,
                    "file with one prompt per line; all are computed as one batch. Blank lines are skipped. "
                    "--json shows where a text begins")
       ->check(not_empty())
       ->excludes("--prompt");
-  verb->add_option("--max-tokens", options->max_tokens,
+  command
+      ->add_option("--max-tokens", options->max_tokens,
                    "maximum number of new tokens per prompt; the model's sequence length limits them too")
       ->capture_default_str()
       ->check(positive<int64_t>());
-  verb->add_option("--temperature", options->sampling.temperature,
+  command
+      ->add_option("--temperature", options->sampling.temperature,
                    "sampling temperature; 0: always take the most likely token")
       ->capture_default_str()
       ->check(not_negative<double>());
-  verb->add_option("--top-p", options->sampling.top_p,
+  command
+      ->add_option("--top-p", options->sampling.top_p,
                    "sample from the most likely tokens whose probabilities sum to this value")
       ->capture_default_str()
       ->check(between<double>(0, 1));
-  verb->add_option("--seed", options->sampling.seed, "seed of the sampling")
+  command->add_option("--seed", options->sampling.seed, "seed of the sampling")
       ->capture_default_str()
       ->check(not_negative<uint64_t>());
-  verb->add_flag("--show-experts", options->show_experts,
-                 "color each token by the number of active experts (without a terminal: print the number in "
-                 "brackets)");
-  verb->add_flag("--echo", options->echo, "print each prompt before its continuation");
-  verb->add_flag(
+  command->add_flag(
+      "--show-experts", options->show_experts,
+      "color each token by the number of active experts (without a terminal: print the number in "
+      "brackets)");
+  command->add_flag("--echo", options->echo, "print each prompt before its continuation");
+  command
+      ->add_flag(
           "--json", options->json,
           "print one JSON object per prompt and line: index, prompt, text, tokens and, for experts, the "
           "mean of active_experts per token")
       ->excludes("--echo")
       ->excludes("--show-experts");
-  verb->add_flag("--interactive", options->interactive,
+  command
+      ->add_flag("--interactive", options->interactive,
                  "continue the lines of standard input, with commands such as /target 2 between them")
       ->excludes("--prompt")
       ->excludes("--prompts")
       ->excludes("--echo")
       ->excludes("--json");
-  verb->callback([options] {
+  command->callback([options] {
     distributed::with_memory_advice("lower --max-tokens", [&] {
       options->interactive ? generate_interactively(*options) : generate_texts(*options);
     });

@@ -11,30 +11,33 @@
 
 namespace dtopp::cli {
 
-void add_checkpoint_options(CLI::App& verb, InferenceOptions& options) {
-  verb.add_option("checkpoint", options.checkpoint,
+void add_checkpoint_options(CLI::App& command, InferenceOptions& options) {
+  command
+      .add_option("checkpoint", options.checkpoint,
                   "checkpoint, or run directory (its newest checkpoint is used)")
       ->required();
-  verb.add_option("--device", options.device, "device: auto, cpu or cuda")
+  command.add_option("--device", options.device, "device: auto, cpu or cuda")
       ->transform(choice<config::Device>())
       ->default_str("auto");
-  verb.add_option("--threads", options.threads, "number of CPU threads; 0: one per core")
+  command.add_option("--threads", options.threads, "number of CPU threads; 0: one per core")
       ->check(not_negative<int64_t>());
 }
 
-void add_inference_options(CLI::App& verb, InferenceOptions& options, const std::string& default_text) {
-  add_checkpoint_options(verb, options);
-  add_precision_option(verb, options);
-  verb.add_option("--tokenizer", options.tokenizer, "tokenizer.json file, for a checkpoint without one");
-  verb.add_option("--target-experts", options.target_experts,
+void add_inference_options(CLI::App& command, InferenceOptions& options, const std::string& default_text) {
+  add_checkpoint_options(command, options);
+  add_precision_option(command, options);
+  command.add_option("--tokenizer", options.tokenizer, "tokenizer.json file, for a checkpoint without one");
+  command
+      .add_option("--target-experts", options.target_experts,
                   "mean number of active experts per token; p is solved for it")
       ->check(positive<double>());
-  verb.add_option("--target-text", options.target_text,
-                  "text file on which p is solved for --target-experts (default: " + default_text + ")");
+  command.add_option("--target-text", options.target_text,
+                     "text file on which p is solved for --target-experts (default: " + default_text + ")");
 }
 
-void add_precision_option(CLI::App& verb, InferenceOptions& options) {
-  verb.add_option("--precision", options.precision,
+void add_precision_option(CLI::App& command, InferenceOptions& options) {
+  command
+      .add_option("--precision", options.precision,
                   "number format of the weights and products: fp32, bf16 (half the memory), or auto: bf16 if "
                   "the device has instructions for it")
       ->transform(choice<config::Precision>())

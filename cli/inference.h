@@ -22,13 +22,13 @@ struct InferenceOptions {
 };
 
 // Adds the checkpoint, --device and --threads, which all model types share.
-void add_checkpoint_options(CLI::App& verb, InferenceOptions& options);
+void add_checkpoint_options(CLI::App& command, InferenceOptions& options);
 
 // Adds --precision, for language models.
-void add_precision_option(CLI::App& verb, InferenceOptions& options);
+void add_precision_option(CLI::App& command, InferenceOptions& options);
 
 // Adds all of these options, for language models. `default_text` describes the default of --target-text.
-void add_inference_options(CLI::App& verb, InferenceOptions& options,
+void add_inference_options(CLI::App& command, InferenceOptions& options,
                            const std::string& default_text = "the run's validation data");
 
 // Opens the checkpoint and prints warnings to standard error. Throws UsageError if its model has another

@@ -34,7 +34,7 @@ const CLI::App& innermost(const CLI::App& app) {
 
 std::vector<std::string> verbs_of(const CLI::App& app) {
   std::vector<std::string> names;
-  for (const CLI::App* verb : app.get_subcommands({})) names.push_back(verb->get_name());
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
   return names;
 }
 
@@ -59,8 +59,8 @@ std::string unknown(const char* what, const std::string& word, const std::vector
 
 // "write training.steps=10 without dashes" for an option that is a configuration value; empty for another
 // one.
-std::string override_hint(const CLI::App& verb, const std::string& word) {
-  if (verb.get_option_no_throw("overrides") == nullptr) return "";
+std::string override_hint(const CLI::App& command, const std::string& word) {
+  if (command.get_option_no_throw("overrides") == nullptr) return "";
   const std::string setting = word.substr(std::min(word.find_first_not_of('-'), word.size()));
   const std::string key = setting.substr(0, setting.find('='));
   if (key.find('.') == std::string::npos && key != "method" && key != "name" && key != "output") return "";
@@ -70,22 +70,24 @@ std::string override_hint(const CLI::App& verb, const std::string& word) {
 // Returns the message for a parse error. An unknown command or option is reported first, with the nearest
 // known name, because it often causes the error that CLI11 reports. Otherwise the message is CLI11's.
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
-  const CLI::App& verb = innermost(app);
+  const CLI::App& command = innermost(app);
   for (const std::string& word : app.remaining(/*recurse=*/true)) {
     if (word == "--") continue;
-    if (const std::string hint = override_hint(verb, word); word.starts_with("-") && !hint.empty())
+    if (const std::string hint = override_hint(command, word); word.starts_with("-") && !hint.empty())
       return "unknown option " + dtopp::config::quote_for_message(word) + "; " + hint;
-    if (word.starts_with("-")) return unknown("option", word.substr(0, word.find('=')), options_of(verb));
-    const std::vector<std::string> verbs = verbs_of(verb);
-    const bool is_nested = verb.get_parent() != nullptr;  // "prepare", "evaluate", "convert"
-    if (is_nested && verb.get_require_subcommand_min() > 0 && dtopp::config::nearest_key(word, verbs).empty())
-      return verb.get_name() + " needs a command before " + dtopp::config::quote_for_message(word) + ": " +
+    if (word.starts_with("-")) return unknown("option", word.substr(0, word.find('=')), options_of(command));
+    const std::vector<std::string> verbs = verbs_of(command);
+    const bool is_nested = command.get_parent() != nullptr;  // "prepare", "evaluate", "convert"
+    if (is_nested && command.get_require_subcommand_min() > 0 &&
+        dtopp::config::nearest_key(word, verbs).empty())
+      return command.get_name() + " needs a command before " + dtopp::config::quote_for_message(word) + ": " +
              list_of(verbs);
     if (!verbs.empty()) return unknown("command", word, verbs);
   }
-  if (verb.get_require_subcommand_min() > 0)
-    return verb.get_parent() == nullptr ? "a command is required"
-                                        : verb.get_name() + " needs a command: " + list_of(verbs_of(verb));
+  if (command.get_require_subcommand_min() > 0)
+    return command.get_parent() == nullptr
+               ? "a command is required"
+               : command.get_name() + " needs a command: " + list_of(verbs_of(command));
   const bool excludes = dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr;
   return std::string(error.what()) + (excludes ? "; give one of them" : "");
 }

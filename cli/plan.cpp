@@ -57,26 +57,27 @@ void plan_run(PlanOptions options) {
 
 void add_plan(CLI::App& app) {
   auto options = std::make_shared<PlanOptions>();
-  CLI::App* verb = app.add_subcommand(
+  CLI::App* command = app.add_subcommand(
       "plan", "Estimate a run's parameters, FLOPs, memory and communication without training");
-  verb->add_option("config", options->config, "YAML configuration file of the run")->required();
-  verb->add_option("overrides", options->overrides,
-                   "configuration values as key.path=value, e.g. model.num_layers=8");
-  verb->add_option("--ranks", options->dims.world_size, "number of ranks (processes)")
+  command->add_option("config", options->config, "YAML configuration file of the run")->required();
+  command->add_option("overrides", options->overrides,
+                      "configuration values as key.path=value, e.g. model.num_layers=8");
+  command->add_option("--ranks", options->dims.world_size, "number of ranks (processes)")
       ->capture_default_str()
       ->check(positive<int64_t>());
-  verb->add_option("--nodes", options->dims.nodes, "number of machines, with equal numbers of ranks")
+  command->add_option("--nodes", options->dims.nodes, "number of machines, with equal numbers of ranks")
       ->capture_default_str()
       ->check(positive<int64_t>());
-  verb->add_option("--expert-parallel", options->expert_parallel,
-                   "number of ranks of a node that share the experts of each layer (the EP group); auto: the "
-                   "smallest number with which a rank fits the device; overrides parallel.expert_parallel");
-  verb->add_option("--device", options->device,
-                   "also estimate whether the run fits this device, its largest micro-batch and its step "
-                   "time: cpu (this machine; no time), a100, h100 or h200; without the option, plan "
-                   "estimates the memory on training.device only");
-  verb->add_flag("--json", options->json, "print one JSON object");
-  verb->callback([options] { plan_run(*options); });
+  command->add_option(
+      "--expert-parallel", options->expert_parallel,
+      "number of ranks of a node that share the experts of each layer (the EP group); auto: the "
+      "smallest number with which a rank fits the device; overrides parallel.expert_parallel");
+  command->add_option("--device", options->device,
+                      "also estimate whether the run fits this device, its largest micro-batch and its step "
+                      "time: cpu (this machine; no time), a100, h100 or h200; without the option, plan "
+                      "estimates the memory on training.device only");
+  command->add_flag("--json", options->json, "print one JSON object");
+  command->callback([options] { plan_run(*options); });
 }
 
 }  // namespace dtopp::cli

@@ -210,9 +210,9 @@ void prepare_text(const PrepareOptions& options) {
 
 void add_prepare(CLI::App& app) {
   auto options = std::make_shared<PrepareOptions>();
-  CLI::App* verb = app.add_subcommand("prepare", "Convert data to the files that training reads");
-  verb->require_subcommand(1);
-  CLI::App* text = verb->add_subcommand(
+  CLI::App* command = app.add_subcommand("prepare", "Convert data to the files that training reads");
+  command->require_subcommand(1);
+  CLI::App* text = command->add_subcommand(
       "text", "Convert text to token files; run the same command again to resume after an interruption");
   text->add_option("files", options->files,
                    "JSON lines (.jsonl, .ndjson, .json; key \"text\"); any other name: plain text.\n"
@@ -231,7 +231,7 @@ void add_prepare(CLI::App& app) {
       ->check(between(1, 1024));
   text->callback(
       [options] { distributed::with_memory_advice("lower --workers", [&] { prepare_text(*options); }); });
-  add_prepare_images(*verb);
+  add_prepare_images(*command);
 }
 
 }  // namespace dtopp::cli

@@ -115,8 +115,8 @@ int run_processes(const launch::LaunchEnvironment& environment, const RankGroup&
   }
 }
 
-CLI::Option* add_processes_option(CLI::App& verb, int64_t& processes) {
-  return verb
+CLI::Option* add_processes_option(CLI::App& command, int64_t& processes) {
+  return command
       .add_option("--processes", processes,
                   "number of ranks to start on this machine, one process per rank "
                   "(docs/how-to/many-processes.md)")

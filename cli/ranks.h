@@ -35,7 +35,7 @@ struct RankGroup {
 int run_processes(const launch::LaunchEnvironment& environment, const RankGroup& group);
 
 // Adds --processes.
-CLI::Option* add_processes_option(CLI::App& verb, int64_t& processes);
+CLI::Option* add_processes_option(CLI::App& command, int64_t& processes);
 
 // Calls stop_on_signals with the policy that fits the launcher of this rank.
 void stop_rank_on_signals(const launch::LaunchEnvironment& environment);

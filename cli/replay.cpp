@@ -121,13 +121,13 @@ void replay(const ReplayOptions& options) {
 
 void add_replay(CLI::App& app) {
   auto options = std::make_shared<ReplayOptions>();
-  CLI::App* verb =
+  CLI::App* command =
       app.add_subcommand("replay", "Repeat one training step, and name the first tensor that is not finite");
-  verb->add_option("run", options->run, "folder of the run; nothing in it changes")->required();
-  verb->add_option("--step", options->step, "the step to repeat")->required()->check(positive<int64_t>());
-  verb->add_flag("--json", options->json, "print one JSON object");
-  add_processes_option(*verb, options->processes);
-  verb->callback([options] { replay(*options); });
+  command->add_option("run", options->run, "folder of the run; nothing in it changes")->required();
+  command->add_option("--step", options->step, "the step to repeat")->required()->check(positive<int64_t>());
+  command->add_flag("--json", options->json, "print one JSON object");
+  add_processes_option(*command, options->processes);
+  command->callback([options] { replay(*options); });
 }
 
 }  // namespace dtopp::cli

@@ -68,17 +68,19 @@ void write(const ReportOptions& options) {
 
 void add_report(CLI::App& app) {
   auto options = std::make_shared<ReportOptions>();
-  CLI::App* verb = app.add_subcommand("report", "Show runs and studies on one HTML page");
-  verb->add_option("runs", options->paths, "folders of runs or studies");
+  CLI::App* command = app.add_subcommand("report", "Show runs and studies on one HTML page");
+  command->add_option("runs", options->paths, "folders of runs or studies");
   CLI::Option* output =
-      verb->add_option("--output", options->output, "HTML file to write")->capture_default_str();
-  CLI::Option* serve_option = verb->add_option("--serve", options->port,
+      command->add_option("--output", options->output, "HTML file to write")->capture_default_str();
+  CLI::Option* serve_option = command
+                                  ->add_option("--serve", options->port,
                                                "serve the page on this port of 127.0.0.1 (default: any free "
                                                "port) and update it while the runs train")
                                   ->expected(0, 1)
                                   ->check(between(0, 65535))
                                   ->excludes(output);
-  verb->callback([options, serve_option] { serve_option->count() > 0 ? serve(*options) : write(*options); });
+  command->callback(
+      [options, serve_option] { serve_option->count() > 0 ? serve(*options) : write(*options); });
 }
 
 }  // namespace dtopp::cli

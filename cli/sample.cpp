@@ -118,21 +118,24 @@ void make_pictures(const SampleOptions& options) {
   std::printf("%s\n", options.output.c_str());
 }
 
-void add_sampler_options(CLI::App& verb, SampleOptions& options) {
+void add_sampler_options(CLI::App& command, SampleOptions& options) {
   inference::SamplerOptions& sampler = options.request.sampler;
   sampler.guidance = kDefaultGuidance;
-  verb.add_option("--steps", sampler.steps, "sampler steps per picture")
+  command.add_option("--steps", sampler.steps, "sampler steps per picture")
       ->capture_default_str()
       ->check(positive<int64_t>());
-  verb.add_option("--sampler", sampler.method,
+  command
+      .add_option("--sampler", sampler.method,
                   "euler or heun (for diffusion.objective flow; default: euler), ddim (for ddpm)")
       ->transform(choice<inference::SamplerMethod>())
       ->default_str("from the objective");
-  verb.add_option("--guidance", sampler.guidance,
+  command
+      .add_option("--guidance", sampler.guidance,
                   "classifier-free guidance scale; 1: no guidance, which halves the time")
       ->capture_default_str()
       ->check(not_negative<double>());
-  verb.add_option("--guidance-interval", options.guidance_interval,
+  command
+      .add_option("--guidance-interval", options.guidance_interval,
                   "guide only while t is in this interval, e.g. 0.1,0.9")
       ->delimiter(',')
       ->expected(2)
@@ -143,33 +146,36 @@ void add_sampler_options(CLI::App& verb, SampleOptions& options) {
 
 void add_sample(CLI::App& app) {
   auto options = std::make_shared<SampleOptions>();
-  CLI::App* verb = app.add_subcommand("sample", "Sample pictures from a diffusion transformer");
-  add_checkpoint_options(*verb, options->inference);
+  CLI::App* command = app.add_subcommand("sample", "Sample pictures from a diffusion transformer");
+  add_checkpoint_options(*command, options->inference);
   inference::PictureRequest& request = options->request;
-  verb->add_option("--classes", request.classes,
+  command
+      ->add_option("--classes", request.classes,
                    "class numbers to cycle through, e.g. 0,3 (default: all classes)")
       ->delimiter(',');
-  verb->add_option("--text-embeddings", options->text_embeddings,
-                   "safetensors file with \"text\" [texts, tokens, size], the texts to cycle through");
-  verb->add_option("--count", request.count, "number of pictures")->required()->check(positive<int64_t>());
-  add_sampler_options(*verb, *options);
-  verb->add_option("--seed", request.seed, "seed of the initial noise")
+  command->add_option("--text-embeddings", options->text_embeddings,
+                      "safetensors file with \"text\" [texts, tokens, size], the texts to cycle through");
+  command->add_option("--count", request.count, "number of pictures")->required()->check(positive<int64_t>());
+  add_sampler_options(*command, *options);
+  command->add_option("--seed", request.seed, "seed of the initial noise")
       ->capture_default_str()
       ->check(not_negative<uint64_t>());
-  verb->add_option("--batch-size", request.batch_size, "pictures per batch")
+  command->add_option("--batch-size", request.batch_size, "pictures per batch")
       ->capture_default_str()
       ->check(positive<int64_t>());
-  verb->add_flag("--raw", options->raw, "use the raw parameters instead of their moving average (EMA)");
-  verb->add_option("--target-experts", options->inference.target_experts,
+  command->add_flag("--raw", options->raw, "use the raw parameters instead of their moving average (EMA)");
+  command
+      ->add_option("--target-experts", options->inference.target_experts,
                    "mean number of active experts per token, for which p is solved (default: the target of "
                    "training; with --raw, the checkpoint's p)")
       ->check(positive<double>());
-  verb->add_option("--output", options->output,
+  command
+      ->add_option("--output", options->output,
                    "NAME.png: one grid; NAME.npz: arrays; any other name: a new folder of PNG files")
       ->required();
-  verb->callback([options, verb] {
-    options->guidance_given = verb->count("--guidance") > 0;
-    options->sampler_given = verb->count("--sampler") > 0;
+  command->callback([options, command] {
+    options->guidance_given = command->count("--guidance") > 0;
+    options->sampler_given = command->count("--sampler") > 0;
     distributed::with_memory_advice("lower --batch-size", [&] { make_pictures(*options); });
   });
 }

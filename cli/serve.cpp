@@ -216,44 +216,46 @@ void serve_model(const ServeOptions& options) {
 
 void add_serve(CLI::App& app) {
   auto options = std::make_shared<ServeOptions>();
-  CLI::App* verb =
+  CLI::App* command =
       app.add_subcommand("serve", "Complete texts over HTTP, with the interface of OpenAI's completions");
-  add_checkpoint_options(*verb, options->inference);
-  add_precision_option(*verb, options->inference);
-  verb->add_option("--tokenizer", options->inference.tokenizer,
-                   "tokenizer.json file, for a checkpoint without one");
-  verb->add_option(
+  add_checkpoint_options(*command, options->inference);
+  add_precision_option(*command, options->inference);
+  command->add_option("--tokenizer", options->inference.tokenizer,
+                      "tokenizer.json file, for a checkpoint without one");
+  command->add_option(
       "--calibration", options->calibration,
       "text file on which the threshold of each target_experts is solved at its first request; it "
       "is kept in the checkpoint's budgets.json (default: the run's validation data)");
-  verb->add_flag("--calibrate", options->calibrate,
-                 "solve the thresholds of all target_experts before the server opens");
-  verb->add_option("--host", options->host,
+  command->add_flag("--calibrate", options->calibrate,
+                    "solve the thresholds of all target_experts before the server opens");
+  command
+      ->add_option("--host", options->host,
                    "address to listen on; any but 127.0.0.1 and ::1 needs --token-file")
       ->capture_default_str();
-  verb->add_option("--port", options->port, "port to listen on; 0: any free one")
+  command->add_option("--port", options->port, "port to listen on; 0: any free one")
       ->capture_default_str()
       ->check(between(0, 65535));
-  verb->add_option("--token-file", options->token_file,
-                   "file whose first line clients must send as Authorization: Bearer LINE");
-  verb->add_option("--name", options->name, "name of the model in requests (default: the run's name)");
-  verb->add_option("--max-batch", options->batch, "sequences that are computed together")
+  command->add_option("--token-file", options->token_file,
+                      "file whose first line clients must send as Authorization: Bearer LINE");
+  command->add_option("--name", options->name, "name of the model in requests (default: the run's name)");
+  command->add_option("--max-batch", options->batch, "sequences that are computed together")
       ->capture_default_str()
       ->check(between(1, 4096));
-  verb->add_option("--queue", options->queue, "sequences that wait; further ones are answered with 429")
+  command->add_option("--queue", options->queue, "sequences that wait; further ones are answered with 429")
       ->capture_default_str()
       ->check(between(1, 65536));
-  verb->add_option("--kv-tokens", options->kv_tokens,
+  command
+      ->add_option("--kv-tokens", options->kv_tokens,
                    "tokens in the key-value caches of all running sequences; 0: 1 GiB of them")
       ->capture_default_str()
       ->check(not_negative<int64_t>());
-  verb->add_option("--max-body", options->body_kilobytes, "KiB of a request's body")
+  command->add_option("--max-body", options->body_kilobytes, "KiB of a request's body")
       ->capture_default_str()
       ->check(between(1, 1 << 20));
-  verb->add_option("--timeout", options->timeout, "seconds from a request to the end of its answer")
+  command->add_option("--timeout", options->timeout, "seconds from a request to the end of its answer")
       ->capture_default_str()
       ->check(between(1, 86400));
-  verb->callback([options] {
+  command->callback([options] {
     distributed::with_memory_advice("lower --kv-tokens or --max-batch", [&] { serve_model(*options); });
   });
 }

@@ -211,28 +211,32 @@ void study_run(const StudyOptions& options) {
 
 void add_study(CLI::App& app) {
   auto options = std::make_shared<StudyOptions>();
-  CLI::App* verb = app.add_subcommand(
+  CLI::App* command = app.add_subcommand(
       "study",
       "Train variants of a configuration with several seeds and compare them (docs/how-to/compare.md)");
-  verb->add_option("study", options->file, "YAML file of the study")->required();
-  verb->add_option("overrides", options->overrides,
-                   "seeds=, measure=, ledger= and output= set keys of the study; variants=[NAME, …] trains "
-                   "these variants alone; variants.NAME.key=value changes one variant; any other "
-                   "key.path=value applies to every run, e.g. training.steps=100");
-  verb->add_flag("--dry-run", options->dry_run,
-                 "print the runs with their FLOPs and estimated hours on this machine, without training");
-  verb->add_option("--slots", options->slots, "number of concurrent runs, which share the cores")
+  command->add_option("study", options->file, "YAML file of the study")->required();
+  command->add_option(
+      "overrides", options->overrides,
+      "seeds=, measure=, ledger= and output= set keys of the study; variants=[NAME, …] trains "
+      "these variants alone; variants.NAME.key=value changes one variant; any other "
+      "key.path=value applies to every run, e.g. training.steps=100");
+  command->add_flag("--dry-run", options->dry_run,
+                    "print the runs with their FLOPs and estimated hours on this machine, without training");
+  command->add_option("--slots", options->slots, "number of concurrent runs, which share the cores")
       ->capture_default_str()
       ->check(between(1, 1024));
-  verb->add_option("--hours", options->hours,
+  command
+      ->add_option("--hours", options->hours,
                    "start no run that would end after this many hours; the next call resumes; 0: no limit")
       ->check(not_negative<double>());
-  verb->add_flag("--blind", options->blind,
-                 "print only n and the standard deviation of the planned differences, and write no results");
-  verb->add_option("--together", options->together,
+  command->add_flag(
+      "--blind", options->blind,
+      "print only n and the standard deviation of the planned differences, and write no results");
+  command
+      ->add_option("--together", options->together,
                    "YAML file of another study whose planned comparisons share families with this study's")
       ->allow_extra_args(false);
-  verb->callback(
+  command->callback(
       [options] { distributed::with_memory_advice("lower --slots", [&] { study_run(*options); }); });
 }
 

@@ -72,11 +72,11 @@ void add_tokenize(CLI::App& app) {
     bool decode = false;
   };
   auto options = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand(
+  CLI::App* command = app.add_subcommand(
       "tokenize", "Convert each line of standard input to a JSON array of token ids, or back with --decode");
-  verb->add_option("--tokenizer", options->tokenizer, "tokenizer.json file (byte-level BPE)")->required();
-  verb->add_flag("--decode", options->decode, "convert each line, an array of ids, to a JSON string");
-  verb->callback([options] { tokenize(options->tokenizer, options->decode); });
+  command->add_option("--tokenizer", options->tokenizer, "tokenizer.json file (byte-level BPE)")->required();
+  command->add_flag("--decode", options->decode, "convert each line, an array of ids, to a JSON string");
+  command->callback([options] { tokenize(options->tokenizer, options->decode); });
 }
 
 }  // namespace dtopp::cli

@@ -128,26 +128,28 @@ void train(const TrainOptions& options) {
 
 void add_train(CLI::App& app) {
   auto options = std::make_shared<TrainOptions>();
-  CLI::App* verb = app.add_subcommand("train", "Train a model, or resume a stopped run");
-  verb->add_option("config", options->config, "YAML configuration file of the run")->required();
-  verb->add_option("overrides", options->overrides,
-                   "configuration values as key.path=value, e.g. method=top_k training.steps=100");
-  verb->add_flag(
+  CLI::App* command = app.add_subcommand("train", "Train a model, or resume a stopped run");
+  command->add_option("config", options->config, "YAML configuration file of the run")->required();
+  command->add_option("overrides", options->overrides,
+                      "configuration values as key.path=value, e.g. method=top_k training.steps=100");
+  command->add_flag(
       "--verify", options->verify,
       "verify every byte of the training data, including files verified before (docs/reference/files.md)");
-  CLI::Option* processes = add_processes_option(*verb, options->processes);
-  verb->add_option(
+  CLI::Option* processes = add_processes_option(*command, options->processes);
+  command
+      ->add_option(
           "--restarts", options->restarts,
           "after a lost rank, start the ranks of --processes again from the newest checkpoint, at most this "
           "many times")
       ->check(not_negative<int64_t>())
       ->needs(processes);
-  verb->add_option(
+  command
+      ->add_option(
           "--profile", options->profile,
           "train this many steps on a CPU, then exit; profile.txt and trace.json of the run show where the "
           "time of all steps but the first went")
       ->check(between(2, 1000));
-  verb->callback([options] { train(*options); });
+  command->callback([options] { train(*options); });
 }
 
 }  // namespace dtopp::cli

@@ -5,7 +5,7 @@ usage: fuzz.py build                                     compile the targets wit
                                                          fuzz for S seconds in all (60), with inputs that the seed
                                                          chooses (0: others in each run); exit 1 at a finding
        fuzz.py seed TARGET FILE NAME                     add an input to the seeds, under a name that states its cause
-       fuzz.py merge [TARGET...]                         minimise what runs have found into tests/fuzz/corpus.tar.xz
+       fuzz.py merge [TARGET...]                         minimize what runs have found into tests/fuzz/corpus.tar.xz
        fuzz.py replay [--build DIR]                      run each target of a build folder on its seeds and corpus
        fuzz.py coverage [FILE...]                        branches that seeds and corpus reach, per file of a parser;
                                                          with FILEs, the lines with branches that they do not reach"""

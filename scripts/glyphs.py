@@ -4,10 +4,10 @@ usage: glyphs.py draw TAR --count N [--seed S]
        glyphs.py judge TRAIN.tar HELD_OUT.tar SAMPLES.npz
 
 Each digit is a class. A picture has 32 x 32 pixels: a bright digit on a dark ground, in the font of Debian's
-package fonts-dejavu-core. Each digit has a range of hues. The colours of digit and ground, and the digit's
+package fonts-dejavu-core. Each digit has a range of hues. The colors of digit and ground, and the digit's
 size, position and slant are drawn from the seed. The tar holds DIGIT/NNNNN.png, the digits in turn.
 
-A nearest-neighbour probe returns the class of the nearest training picture, with pictures reduced to their
+A nearest-neighbor probe returns the class of the nearest training picture, with pictures reduced to their
 contrast with the ground. The result is the share that it recognizes. The shares for held-out pictures and for
 noise put the samples' share into context.
 """
@@ -40,14 +40,14 @@ def font_of(path, size):
     return ImageFont.truetype(str(path), size)
 
 
-def colour(hue, saturation, brightness):
+def color(hue, saturation, brightness):
     return tuple(round(255 * value) for value in colorsys.hsv_to_rgb(hue % 1, saturation, brightness))
 
 
 def draw(glyph, numbers, font=FONT):
     """Draws a picture with random numbers from `numbers`, a random.Random."""
-    ground = colour(numbers.random(), 0.5, numbers.uniform(0.05, 0.2))
-    bright = colour(GLYPHS.index(glyph) / len(GLYPHS) + numbers.uniform(-HUE, HUE), 0.6, numbers.uniform(0.8, 1))
+    ground = color(numbers.random(), 0.5, numbers.uniform(0.05, 0.2))
+    bright = color(GLYPHS.index(glyph) / len(GLYPHS) + numbers.uniform(-HUE, HUE), 0.6, numbers.uniform(0.8, 1))
     size = round(SCALE * numbers.uniform(*SIZES))
     middle = [SCALE * (SIDE / 2 + numbers.uniform(-SHIFT, SHIFT)) for _ in range(2)]
     mask = Image.new("L", (SCALE * SIDE, SCALE * SIDE))
@@ -85,7 +85,7 @@ def read_tar(path, limit):
 
 
 def contrast(pictures):
-    """[N, H W]: the distance of each pixel's colour from the border's median, scaled to unit norm."""
+    """[N, H W]: the distance of each pixel's color from the border's median, scaled to unit norm."""
     pictures = pictures.astype(numpy.float32)
     border = numpy.concatenate([pictures[:, 0], pictures[:, -1], pictures[:, :, 0], pictures[:, :, -1]], axis=1)
     distance = numpy.linalg.norm(pictures - numpy.median(border, axis=1)[:, None, None], axis=3)

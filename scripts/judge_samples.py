@@ -11,7 +11,7 @@ scripts/setup.sh judge installs the requirements.
 Columns: KID is the unbiased estimate of the squared maximum mean discrepancy with the kernel (x.y / 1280 + 1)^3, ±
 its standard error by the jackknife. It can be below 0. The Fréchet distance is biased upwards, more so for fewer
 pictures; the row of real pictures has the same bias. A sample counts for precision if a real picture is as near as
-that picture's third neighbour; recall exchanges the two sets. Precision alone means little: pictures that are all
+that picture's third neighbor; recall exchanges the two sets. Precision alone means little: pictures that are all
 alike can be near one odd real picture. The probe is a logistic regression with decay 0.01.
 
 Sensitivity on CIFAR-10 by --size: KID, in standard errors, between 1,000 changed held-out pictures and 3,000 training
@@ -79,10 +79,10 @@ def read_samples(path):
         raise InputError(f"{path}: arr_0 is {pixels.dtype} {list(pixels.shape)}, pictures are uint8 [N, H, W, 3]")
     if labels is not None and (labels.shape != pixels.shape[:1] or labels.dtype.kind not in "iu"):
         raise InputError(f"{path}: arr_1 is {labels.dtype} {list(labels.shape)}, labels are int64 [{len(pixels)}]")
-    return Pictures(in_colour(pixels), None if labels is None else labels.astype(np.int64))
+    return Pictures(in_color(pixels), None if labels is None else labels.astype(np.int64))
 
 
-def in_colour(pixels):
+def in_color(pixels):
     return pixels if pixels.shape[3] == 3 else np.repeat(pixels, 3, axis=3)
 
 
@@ -113,7 +113,7 @@ class Folder:
             begin += count
         if sum(map(len, pixels)) != len(indices):
             raise InputError(f"{self.path}: its files hold {begin} pictures, its manifest says {self.count}")
-        return Pictures(in_colour(np.concatenate(pixels)), np.concatenate(labels) if self.classes else None)
+        return Pictures(in_color(np.concatenate(pixels)), np.concatenate(labels) if self.classes else None)
 
 
 def of_shard(file, indices, pixels, labels):
@@ -247,23 +247,23 @@ def squared_distances(x, y):
     return np.maximum((x * x).sum(1)[:, None] + (y * y).sum(1) - 2 * (x @ y.T), 0)
 
 
-def squared_radii(x, neighbours):
+def squared_radii(x, neighbors):
     """Per row, the squared distance to its k-th nearest other row."""
     radii = np.empty(len(x))
     for rows in blocks(len(x)):
         distances = squared_distances(x[rows], x)
         np.fill_diagonal(distances[:, rows], np.inf)
-        radii[rows] = np.partition(distances, neighbours - 1, axis=1)[:, neighbours - 1]
+        radii[rows] = np.partition(distances, neighbors - 1, axis=1)[:, neighbors - 1]
     return radii
 
 
-def precision_recall(samples, reference, neighbours=3):
-    """Returns the share of samples within the k-th nearest neighbour's distance of some reference, and the
+def precision_recall(samples, reference, neighbors=3):
+    """Returns the share of samples within the k-th nearest neighbor's distance of some reference, and the
     reverse.
 
     Kynkäänniemi et al. 2019. Both depend on the sizes of the sets, which should be equal.
     """
-    radii, reference_radii = squared_radii(samples, neighbours), squared_radii(reference, neighbours)
+    radii, reference_radii = squared_radii(samples, neighbors), squared_radii(reference, neighbors)
     precise, recalled = np.empty(len(samples), bool), np.zeros(len(reference), bool)
     for rows in blocks(len(samples)):
         distances = squared_distances(samples[rows], reference)

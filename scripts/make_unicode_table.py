@@ -35,7 +35,7 @@ def categories():
 
 
 def words():
-    r"""The class \w of single_word added tokens: such a token is not recognised directly before a word
+    r"""The class \w of single_word added tokens: such a token is not recognized directly before a word
     character."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))

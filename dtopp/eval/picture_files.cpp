@@ -145,11 +145,11 @@ PictureGrid::PictureGrid(const inference::PictureRequest& request, const data::I
 void PictureGrid::add(const inference::PictureBatch& pictures) {
   int64_t index = pictures.first;
   for (data::Picture& picture : to_pictures(pictures.x0_BCHW)) {
-    const bool labelled = !labels_.empty();
+    const bool labeled = !labels_.empty();
     const auto j = static_cast<size_t>(index++);
-    const size_t row = labelled ? j % labels_.size() : j / static_cast<size_t>(columns_);
+    const size_t row = labeled ? j % labels_.size() : j / static_cast<size_t>(columns_);
     if (rows_.size() <= row) rows_.resize(row + 1);
-    rows_[row].push_back({std::move(picture), labelled ? labels_[row] : ""});
+    rows_[row].push_back({std::move(picture), labeled ? labels_[row] : ""});
   }
 }
 

@@ -120,7 +120,7 @@ std::shared_ptr<moe::Router> make_budget_router(const InferenceModel& model,
                                                 const std::vector<double>& thresholds) {
   return std::make_shared<moe::TopPRouter>(model.config,
                                            at::tensor(thresholds, at::kDouble).to(model.device()),
-                                           moe::centred_bias_of(model.routing.router.get()));
+                                           moe::centered_bias_of(model.routing.router.get()));
 }
 
 }  // namespace dtopp::inference

@@ -33,7 +33,7 @@ EncodedPrompts encode_prompts(const std::vector<std::string>& prompts, const dat
       throw UsageError("a prompt of " + std::to_string(length) +
                        " tokens leaves no space for new tokens in " + "the model's sequence length of " +
                        std::to_string(sequence_length));
-    encoded.room.push_back(std::min(max_tokens, sequence_length - length));
+    encoded.max_new_tokens.push_back(std::min(max_tokens, sequence_length - length));
   }
   return encoded;
 }

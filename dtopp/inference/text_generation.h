@@ -18,7 +18,7 @@ std::vector<std::string> read_prompts(const std::filesystem::path& path);
 
 struct EncodedPrompts {
   std::vector<std::vector<int32_t>> ids;
-  std::vector<int64_t> room;  // maximum of new tokens: `max_tokens`, limited by the sequence length
+  std::vector<int64_t> max_new_tokens;  // maximum of new tokens: `max_tokens`, limited by the sequence length
 };
 
 // Encodes the prompts. Throws UsageError if a prompt fills the sequence length.

@@ -252,9 +252,9 @@ at::Tensor normalize_and_rotate(const at::Tensor& x_TD, const at::Tensor& gain_N
                                 const config::ModelConfig& model, int64_t heads, const RotaryTable& rotary) {
   if (gain_N.defined()) {
     // A diffusion transformer always has LayerNorm here.
-    const bool centred =
+    const bool centered =
         model.type == config::ModelType::kDiffusionTransformer || model.norm == config::NormType::kLayer;
-    return ops::norm_rotary(x_TD, gain_N, rotary.cos_TK, rotary.sin_TK, heads, model.norm_eps, centred);
+    return ops::norm_rotary(x_TD, gain_N, rotary.cos_TK, rotary.sin_TK, heads, model.norm_eps, centered);
   }
   const at::Tensor x_THK = x_TD.view({x_TD.size(0), heads, model.head_size()});
   return rotary.cos_TK.defined() ? rotate(x_THK, rotary) : x_THK;

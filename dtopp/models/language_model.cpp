@@ -115,9 +115,9 @@ HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_
   const config::ModelConfig& config = model.config;
   const RotaryTable rotary = rotary_table(positions_T, config);
   const bool recompute = inputs.recompute == config::Recompute::kLayer;
-  const auto norm = [eps = config.norm_eps, centred = config.norm == config::NormType::kLayer](
+  const auto norm = [eps = config.norm_eps, centered = config.norm == config::NormType::kLayer](
                         const at::Tensor& x_TD, const at::Tensor& gain_D) {
-    return ops::norm(x_TD, gain_D, eps, centred);
+    return ops::norm(x_TD, gain_D, eps, centered);
   };
   moe::Routing routing = inputs;
   routing.ids_T = tokens_T;

@@ -9,7 +9,7 @@
 namespace dtopp::moe {
 namespace {
 
-at::Tensor centred(const at::Tensor& bias_LE) {
+at::Tensor centered(const at::Tensor& bias_LE) {
   return (bias_LE - bias_LE.mean({1}, /*keepdim=*/true)).to(at::kFloat);
 }
 
@@ -80,7 +80,7 @@ void ExpertBias::add(const at::Tensor& error_LE, const at::Tensor& applied) {
 bool ExpertBias::set_state(const std::string& name, const at::Tensor& value) {
   if (name != "bias_LE") return false;
   bias_LE_ = value;
-  centred_LE_ = centred(value);
+  centered_LE_ = centered(value);
   return true;
 }
 
@@ -88,10 +88,10 @@ ops::NamedTensors ExpertBias::metrics() const {
   return {{"bias_spread", std::get<0>(bias_LE_.max(1)) - std::get<0>(bias_LE_.min(1))}};
 }
 
-at::Tensor centred_bias_of(const Router* router) {
+at::Tensor centered_bias_of(const Router* router) {
   if (router == nullptr) return {};
   for (const auto& [name, value] : router->state()) {
-    if (name == "bias_LE") return centred(value);
+    if (name == "bias_LE") return centered(value);
   }
   return {};
 }

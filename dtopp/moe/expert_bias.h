@@ -30,12 +30,12 @@ class ExpertBias {
   ExpertBias(const config::RunConfig& config, const at::Device& device);
 
   // The biases of a layer minus their mean, which changes no selection. f32 [E].
-  at::Tensor of_layer(int64_t layer) const { return centred_LE_[layer]; }
-  const at::Tensor& centred_LE() const { return centred_LE_; }
+  at::Tensor of_layer(int64_t layer) const { return centered_LE_[layer]; }
+  const at::Tensor& centered_LE() const { return centered_LE_; }
   const at::Tensor& bias_LE() const { return bias_LE_; }  // f64
 
   // The number of a layer's statistics that update() needs: 0 with sign.
-  int64_t statistics_size() const { return by_quantile_ ? centred_LE_.size(1) * kBins : 0; }
+  int64_t statistics_size() const { return by_quantile_ ? centered_LE_.size(1) * kBins : 0; }
   // The rows of the S tokens that are in the statistics.
   at::Tensor sampled(const at::Tensor& of_TE) const { return of_TE.slice(0, 0, std::nullopt, stride_); }
   // The statistics of a layer and micro-batch with quantile, int64 [statistics_size()].
@@ -59,13 +59,13 @@ class ExpertBias {
 
   double rate_;
   bool by_quantile_;
-  double most_;            // a histogram covers biases from -most_ to most_
-  int64_t stride_;         // of the tokens of the histogram
-  at::Tensor bias_LE_;     // f64
-  at::Tensor centred_LE_;  // f32
+  double most_;             // a histogram covers biases from -most_ to most_
+  int64_t stride_;          // of the tokens of the histogram
+  at::Tensor bias_LE_;      // f64
+  at::Tensor centered_LE_;  // f32
 };
 
-// ExpertBias::centred_LE of a router whose state has biases; else undefined.
-at::Tensor centred_bias_of(const Router* router);
+// ExpertBias::centered_LE of a router whose state has biases; else undefined.
+at::Tensor centered_bias_of(const Router* router);
 
 }  // namespace dtopp::moe

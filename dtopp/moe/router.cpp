@@ -40,9 +40,9 @@ constexpr char kTokensPerExpert[] = "tokens_per_expert_LE";
 
 at::Tensor softmax_inputs(const RouterInput& input, config::Normalization normalization) {
   if (normalization == config::Normalization::kNone) return input.logits_TE;
-  const at::Tensor centred_TE = input.logits_TE - input.logits_TE.mean({-1}, /*keepdim=*/true);
-  const at::Tensor variance_T1 = centred_TE.square().mean({-1}, /*keepdim=*/true);
-  const at::Tensor s_TE = centred_TE * (variance_T1 + ops::kVarianceEpsilon).rsqrt();
+  const at::Tensor centered_TE = input.logits_TE - input.logits_TE.mean({-1}, /*keepdim=*/true);
+  const at::Tensor variance_T1 = centered_TE.square().mean({-1}, /*keepdim=*/true);
+  const at::Tensor s_TE = centered_TE * (variance_T1 + ops::kVarianceEpsilon).rsqrt();
   return normalization == config::Normalization::kDynamic ? s_TE * input.scale : s_TE;
 }
 

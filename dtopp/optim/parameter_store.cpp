@@ -240,11 +240,11 @@ void ParameterStore::finish_all_gather() const {
   if (ep_reducer_) ep_reducer_->finish_all_gather();
 }
 
-void ParameterStore::initialise(uint64_t seed) {
-  initialise([&](const auto& spec, at::Tensor& whole) { parameters::initialise(spec, seed, whole); });
+void ParameterStore::initialize(uint64_t seed) {
+  initialize([&](const auto& spec, at::Tensor& whole) { parameters::initialize(spec, seed, whole); });
 }
 
-void ParameterStore::initialise(FillParameter fill) {
+void ParameterStore::initialize(FillParameter fill) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < specs_.size(); ++i) {
     at::Tensor whole = at::empty(specs_[i].shape, updates_.options());

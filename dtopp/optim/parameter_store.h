@@ -131,15 +131,15 @@ class GradientAccumulator {
 class ParameterStore {
  public:
   // compute: at::kFloat or at::kBFloat16, and the device of all tensors. reproducible: parallel.reproducible.
-  // The EP size must divide the number of experts. The parameters are zero until initialise() or load().
+  // The EP size must divide the number of experts. The parameters are zero until initialize() or load().
   ParameterStore(std::vector<parameters::ParameterSpec> specs, const at::TensorOptions& compute,
                  const config::OptimizerConfig& optimizer, distributed::ProcessGroups groups = {},
                  bool reproducible = true);
 
-  void initialise(uint64_t seed);
+  void initialize(uint64_t seed);
   // fill(spec, whole) fills each whole parameter, f32, on every rank.
   using FillParameter = c10::function_ref<void(const parameters::ParameterSpec&, at::Tensor& whole)>;
-  void initialise(FillParameter fill);
+  void initialize(FillParameter fill);
   // Loads the parameters and the optimizer's slots. CheckpointError if the checkpoint lacks a tensor.
   // Collective.
   void load(const checkpoint::Checkpoint& checkpoint);

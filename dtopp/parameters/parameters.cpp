@@ -31,7 +31,7 @@ void draw_truncated_normal(const ParameterSpec& spec, uint64_t seed, at::Tensor&
 
 }  // namespace
 
-void initialise(const ParameterSpec& spec, uint64_t seed, at::Tensor& tensor) {
+void initialize(const ParameterSpec& spec, uint64_t seed, at::Tensor& tensor) {
   switch (spec.initial.distribution) {
     case Distribution::kZero:
       tensor.zero_();

@@ -145,6 +145,6 @@ class ParameterList {
 // Computes the initial values of parameters.
 
 // Fills an f32 tensor of the spec's shape. Element i depends only on (seed, name, i).
-void initialise(const ParameterSpec& spec, uint64_t seed, at::Tensor& tensor);
+void initialize(const ParameterSpec& spec, uint64_t seed, at::Tensor& tensor);
 
 }  // namespace dtopp::parameters

@@ -80,12 +80,12 @@ void tell_rows_apart(std::map<fs::path, study::StudyFile>& studies) {
     for (const study::StudyRow& row : study.rows) ++counts[row.name];
   }
   for (auto& [path, study] : studies) {
-    const auto tell = [&counts, &path = path](std::string& row) {
+    const auto add_path = [&counts, &path = path](std::string& row) {
       if (counts[row] > 1) row += " (" + path.string() + ")";
     };
-    for (study::StudyRow& row : study.rows) tell(row.name);
-    for (study::StudyFile::Run& run : study.runs) tell(run.row);
-    for (study::StudyCurve& curve : study.curves) tell(curve.row);
+    for (study::StudyRow& row : study.rows) add_path(row.name);
+    for (study::StudyFile::Run& run : study.runs) add_path(run.row);
+    for (study::StudyCurve& curve : study.curves) add_path(curve.row);
   }
 }
 

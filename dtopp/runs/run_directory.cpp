@@ -146,7 +146,7 @@ void RunDirectory::create() {
   if (!is_main_rank_ || lock_) return;
   first_created_ = first_missing(path_);
   try {
-    hold();
+    lock();
   } catch (...) {
     if (!lock_) lock_is_new_ = false;  // another process holds it
     remove_created();
@@ -155,7 +155,7 @@ void RunDirectory::create() {
   }
 }
 
-void RunDirectory::hold() {
+void RunDirectory::lock() {
   std::error_code error;
   make_directories(path_);
   lock_is_new_ = !fs::exists(path_ / ".lock", error);

@@ -88,7 +88,7 @@ class RunDirectory {
   void record_saved(int64_t step) const;
 
  private:
-  void hold();
+  void lock();
   void remove_created() const;
 
   const config::RunConfig& config_;

@@ -53,17 +53,18 @@ struct InitialParameters::Stored {
 };
 
 bool InitialParameters::is_new(const ParameterSpec& spec) const {
-  if (spec.role == ParameterRole::kRouter) return there_.model.is_dense();
+  if (spec.role == ParameterRole::kRouter) return source_config_.model.is_dense();
   if (spec.role != ParameterRole::kRouterScale) return false;
-  return there_.model.is_dense() || there_.routing.normalization == config::Normalization::kFixed;
+  return source_config_.model.is_dense() ||
+         source_config_.routing.normalization == config::Normalization::kFixed;
 }
 
 bool InitialParameters::is_upcycled(const ParameterSpec& spec) const {
-  return spec.role == ParameterRole::kExpert && there_.model.is_dense();
+  return spec.role == ParameterRole::kExpert && source_config_.model.is_dense();
 }
 
 int64_t InitialParameters::slices() const {
-  const int64_t dense = there_.model.ffn_hidden_size, expert = here_.model.ffn_hidden_size;
+  const int64_t dense = source_config_.model.ffn_hidden_size, expert = here_.model.ffn_hidden_size;
   return dense % expert == 0 && here_.model.num_experts % (dense / expert) == 0 ? dense / expert : 1;
 }
 
@@ -79,7 +80,7 @@ InitialParameters::Stored InitialParameters::stored(const ParameterSpec& spec) c
 
 void InitialParameters::require_fit(const std::vector<ParameterSpec>& specs) const {
   Shapes there, here;
-  for (const ParameterSpec& spec : models::make_model(there_).parameters)
+  for (const ParameterSpec& spec : models::make_model(source_config_).parameters)
     there.emplace(spec.name, spec.shape);
   for (const ParameterSpec& spec : specs) {
     if (is_new(spec)) continue;
@@ -100,7 +101,7 @@ void InitialParameters::require_fit(const std::vector<ParameterSpec>& specs) con
 
 void InitialParameters::fill(const ParameterSpec& spec, at::Tensor& whole) const {
   if (is_new(spec)) {
-    parameters::initialise(spec, static_cast<uint64_t>(here_.training.seed), whole);
+    parameters::initialize(spec, static_cast<uint64_t>(here_.training.seed), whole);
     if (spec.role != ParameterRole::kRouter) return;
     // [copies, m, D] without the rows of zero experts
     const at::Tensor rows =
@@ -133,7 +134,7 @@ void InitialParameters::fill_experts(const ParameterSpec& spec, const at::Tensor
   noise.initial = {parameters::Distribution::kTruncatedNormal,
                    here_.training.upcycle_noise * parts.square().mean().sqrt().item<double>()};
   at::Tensor drawn = at::empty_like(whole);
-  parameters::initialise(noise, static_cast<uint64_t>(here_.training.seed), drawn);
+  parameters::initialize(noise, static_cast<uint64_t>(here_.training.seed), drawn);
   whole.add_(drawn);
 }
 
@@ -261,24 +262,25 @@ template <class Find>
 std::optional<checkpoint::Checkpoint> open_together(distributed::Collectives& ranks,
                                                     checkpoint::CheckpointUse use, const Find& find) {
   if (ranks.size() == 1) return find(verify_content);
-  const auto tell = [&](const fs::path& path) {
+  const auto share_path = [&](const fs::path& path) {
     return fs::path(distributed::broadcast_bytes(ranks, path.string(), /*root=*/0, "verify"));
   };
   bool shares = true;
   if (ranks.rank() == 0) {
     std::optional<checkpoint::Checkpoint> found = find([&](const fs::path& path, const ManifestFiles&) {
-      tell(path);
+      share_path(path);
       const std::string wrong = verify_part(path, use, ranks, shares);
       if (wrong.starts_with(kUnreadable)) throw checkpoint::UnreadableCheckpoint(wrong.substr(1));
       if (!wrong.empty()) throw DataError(wrong.substr(1));
     });
-    tell({});  // nothing more to verify
-    tell(found ? found->path() : fs::path());
+    share_path({});  // nothing more to verify
+    share_path(found ? found->path() : fs::path());
     if (found) require_same_copy(*found, ranks);
     return found;
   }
-  for (fs::path path = tell({}); !path.empty(); path = tell({})) verify_part(path, use, ranks, shares);
-  const fs::path path = tell({});
+  for (fs::path path = share_path({}); !path.empty(); path = share_path({}))
+    verify_part(path, use, ranks, shares);
+  const fs::path path = share_path({});
   if (path.empty()) return std::nullopt;
   std::optional<checkpoint::Checkpoint> checkpoint(
       std::in_place, path, use, shares ? checkpoint::VerifyFiles(verify_sizes) : verify_content);
@@ -417,12 +419,12 @@ void start_from(Trainer& trainer, const config::RunConfig& config, const checkpo
   const InitialParameters initial(checkpoint, config);
   initial.require_fit(trainer.parameters().specs());
   warn_of_other_tokenizer(checkpoint, trainer.data(), log);
-  if (const std::string keys = keys_of_other_gates(initial.there(), config); !keys.empty())
+  if (const std::string keys = keys_of_other_gates(initial.source_config(), config); !keys.empty())
     log.warning("the same experts have other gates than in " + checkpoint.path().string() +
                 " (different: " + keys + ")");
-  trainer.initialise_from(initial);
+  trainer.initialize_from(initial);
   std::string line = "starting from the parameters of " + checkpoint.path().string() + " (" +
-                     describe_source(initial.there()) + ")";
+                     describe_source(initial.source_config()) + ")";
   if (!config.model.is_dense() && config::has_controller(config.routing.method))
     line += describe_start(config, trainer.solve_initial_thresholds());
   log.message(line);
@@ -461,7 +463,7 @@ std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const con
                    checkpoint::CheckpointUse::kInference, trainer.ranks(), log);
     start_from(trainer, config, checkpoint, log);
   } else {
-    trainer.initialise();
+    trainer.initialize();
   }
   return std::nullopt;
 }

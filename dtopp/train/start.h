@@ -41,7 +41,7 @@ class InitialParameters {
  public:
   // `checkpoint` and `here`, the new run's configuration, must outlive this object.
   InitialParameters(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& here)
-      : checkpoint_(checkpoint), there_(checkpoint.config()), here_(here) {}
+      : checkpoint_(checkpoint), source_config_(checkpoint.config()), here_(here) {}
 
   // Throws UsageError with the first tensor that the checkpoint lacks or has with another shape.
   void require_fit(const std::vector<parameters::ParameterSpec>& specs) const;
@@ -50,7 +50,7 @@ class InitialParameters {
   void fill(moe::Router& router) const;
 
   // The configuration of the checkpoint's run.
-  const config::RunConfig& there() const { return there_; }
+  const config::RunConfig& source_config() const { return source_config_; }
 
  private:
   struct Stored;
@@ -61,7 +61,7 @@ class InitialParameters {
   void fill_experts(const parameters::ParameterSpec& spec, const at::Tensor& dense, at::Tensor& whole) const;
 
   const checkpoint::Checkpoint& checkpoint_;
-  config::RunConfig there_;
+  config::RunConfig source_config_;
   const config::RunConfig& here_;
 };
 

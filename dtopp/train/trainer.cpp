@@ -42,13 +42,13 @@ Trainer::Trainer(const config::RunConfig& config, models::Model model, models::T
         std::make_shared<moe::AllToAllTokenDispatcher>(*groups_.ep_dispatch, config.parallel.reproducible);
 }
 
-void Trainer::initialise() {
-  store_.initialise(static_cast<uint64_t>(config_.training.seed));
+void Trainer::initialize() {
+  store_.initialize(static_cast<uint64_t>(config_.training.seed));
   if (model_.ema_decay > 0) store_.enable_ema(model_.ema_decay);
 }
 
-void Trainer::initialise_from(const InitialParameters& parameters) {
-  store_.initialise([&](const auto& spec, at::Tensor& whole) { parameters.fill(spec, whole); });
+void Trainer::initialize_from(const InitialParameters& parameters) {
+  store_.initialize([&](const auto& spec, at::Tensor& whole) { parameters.fill(spec, whole); });
   if (router_) parameters.fill(*router_);
   if (model_.ema_decay > 0) store_.enable_ema(model_.ema_decay);
 }
@@ -279,10 +279,10 @@ std::optional<models::ValidationResult> Trainer::validate(int64_t tokens, const 
   std::optional<models::ValidationResult> result = validate_with(parallel_routing(), sources, stop);
   if (!result || model_.ema_decay == 0) return result;
   swap_ema();
-  const std::optional<models::ValidationResult> of_ema = validate_with(solved_routing(), sources, stop);
+  const std::optional<models::ValidationResult> ema_result = validate_with(solved_routing(), sources, stop);
   swap_ema();
-  if (!of_ema) return std::nullopt;
-  result->ema_loss = of_ema->loss;
+  if (!ema_result) return std::nullopt;
+  result->ema_loss = ema_result->loss;
   return result;
 }
 

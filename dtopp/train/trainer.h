@@ -47,8 +47,8 @@ class Trainer {
           const at::TensorOptions& compute, distributed::ProcessGroups groups = {});
 
   // Call one of these three before the first step. Step 0, with parameters from the seed or a checkpoint:
-  void initialise();
-  void initialise_from(const InitialParameters& parameters);
+  void initialize();
+  void initialize_from(const InitialParameters& parameters);
   // Resumes from a checkpoint. CheckpointError if a tensor is missing.
   void restore(const checkpoint::Checkpoint& checkpoint);
 

@@ -38,7 +38,7 @@ class TopKBias(Router):
 
     def select(self, input: RouterInput) -> Routing:
         expect_gate(self, input, renormalize=input.renormalize)
-        score_TE, bias_E = input.logits_TE.detach().sigmoid(), _centred(self.bias_E, input)
+        score_TE, bias_E = input.logits_TE.detach().sigmoid(), _centered(self.bias_E, input)
         chosen_TE = _largest(score_TE + bias_E, torch.full_like(score_TE[:, :1], self.top_k))
         # softmax(log sigmoid(z)) = sigmoid(z) / sum of sigmoid(z)
         routing = functional.route_selected(F.logsigmoid(input.logits_TE), input.scale, chosen_TE,
@@ -99,7 +99,7 @@ class DTopPBias(DTopP):
     def select(self, input: RouterInput) -> Routing:
         of_dtop_p = super().select(input)
         count_T1 = (of_dtop_p.gates_TE.detach() != 0).sum(-1, keepdim=True)
-        bias_E = _centred(self.bias_E, input)
+        bias_E = _centered(self.bias_E, input)
         chosen_TE = _largest(self.probs(input).detach() * bias_E.exp(), count_T1)
         statistics = of_dtop_p.statistics
         if input.training and self.rule == "quantile":
@@ -116,7 +116,7 @@ class DTopPBias(DTopP):
         return super().metrics() | {"bias_spread": self.bias_E.max() - self.bias_E.min()}
 
 
-def _centred(bias_E: Tensor, input: RouterInput) -> Tensor:
+def _centered(bias_E: Tensor, input: RouterInput) -> Tensor:
     return (bias_E - bias_E.mean()).to(input.logits_TE.device, input.logits_TE.dtype)
 
 

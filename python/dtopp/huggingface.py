@@ -23,7 +23,7 @@ _UNFIT = {
     "has_bias": (False, "have biases"),
     "is_transposed": (False, "hold their weights transposed"),
     "is_concatenated": (True, "hold gate and up interleaved"),
-    "has_post_expert_norm": (False, "normalise each expert's output"),
+    "has_post_expert_norm": (False, "normalize each expert's output"),
 }
 
 

@@ -17,8 +17,8 @@ def normalized(logits_TE: Tensor, scale: Tensor, normalization: str) -> tuple[Te
     z_TE = logits_TE if logits_TE.dtype == torch.float64 else logits_TE.float()
     if normalization == "none":
         return z_TE, z_TE
-    centred_TE = z_TE - z_TE.mean(-1, keepdim=True)
-    s_TE = centred_TE * (centred_TE.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    centered_TE = z_TE - z_TE.mean(-1, keepdim=True)
+    s_TE = centered_TE * (centered_TE.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
     return z_TE, s_TE * scale.to(s_TE.dtype) if normalization == "dynamic" else s_TE
 
 

@@ -25,7 +25,7 @@ class RouterUpdater:
     Args:
         model: any module that contains MoE or Gate modules.
         process_group: the group over which counts are added up; by default the default group, if
-            torch.distributed is initialised.
+            torch.distributed is initialized.
 
     Raises:
         ValueError: no gate; a router whose layers differ in their number of experts.

@@ -73,7 +73,7 @@ TEST(RandomStream, normals_are_normal_and_rows_of_one_table) {
   near(moments[2], 0, 15);
   near(moments[3], 3, 96);
   EXPECT_EQ(std::set<float>(all.begin(), all.end()).size() > all.size() * 9 / 10, true);
-  // Neighbours in a row and in a column are uncorrelated.
+  // Neighbors in a row and in a column are uncorrelated.
   double beside = 0, below = 0;
   for (size_t i = 0; i + kRow < all.size(); ++i) {
     beside += all[i] * all[i + 1];
@@ -131,7 +131,7 @@ TEST(Permutation, reaches_far_positions_of_a_large_size) {
 }
 
 // The test uses 64 windows. Below about 32 the Feistel halves are so short that pairs are not quite uniform.
-TEST(Permutation, places_and_neighbours_are_uniform_over_epochs) {
+TEST(Permutation, places_and_neighbors_are_uniform_over_epochs) {
   constexpr uint64_t kEpochs = 64000;
   const RandomStream stream(5, "epochs");
   std::vector<uint64_t> places(64);       // positions of index 0

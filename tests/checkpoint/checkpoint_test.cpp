@@ -78,7 +78,7 @@ TEST(Checkpoint, damaged_and_missing_files_are_detected_and_named) {
   EXPECT_TRUE(holds(Checkpoint(path), sample.contents));
 }
 
-TEST(Checkpoint, damage_of_the_optimisers_files_is_not_looked_for_without_need) {
+TEST(Checkpoint, damage_of_the_optimizers_files_is_not_looked_for_without_need) {
   ScratchDirectory scratch;
   const auto path = save_checkpoint(scratch.path(), SampleContents(3).contents, 0);
   overwrite(path / "optimizer.safetensors",
@@ -105,7 +105,7 @@ void leave_out_of_manifest(const fs::path& path, const std::string& name) {
   overwrite(path / "manifest.json", format_manifest(manifest));
 }
 
-TEST(Checkpoint, without_the_optimisers_file_serves_inference_and_no_training) {
+TEST(Checkpoint, without_the_optimizers_file_serves_inference_and_no_training) {
   for (const bool listed : {true, false}) {
     ScratchDirectory scratch;
     SampleContents sample(3);
@@ -123,7 +123,7 @@ TEST(Checkpoint, without_the_optimisers_file_serves_inference_and_no_training) {
   }
 }
 
-TEST(Checkpoint, without_one_of_the_optimisers_files_serves_inference_and_no_training) {
+TEST(Checkpoint, without_one_of_the_optimizers_files_serves_inference_and_no_training) {
   ScratchDirectory scratch;
   const auto path = save_checkpoint(scratch.path(), SampleContents(3).contents, 0, /*shard_bytes=*/48);
   fs::remove(path / "optimizer-00002-of-00004.safetensors");

@@ -26,7 +26,7 @@ def random_numbers(name, rows, columns, spread):
     return [[round(draw.gauss(0, spread) * 64) / 64 for _ in range(columns)] for _ in range(rows)]
 
 
-def centred(values):
+def centered(values):
     """The same multiples of 1/64 with sum 0: routers subtract the mean of their biases."""
     return [*values[:-1], -sum(values[:-1])]
 
@@ -66,7 +66,7 @@ def route_case(name, logits=(4, 8), *, normalization="none", scale=1.0, threshol
             case["logits"] = [[-abs(z) - 1 / 64 for z in row] for row in rows] if negative else rows
         if isinstance(bias, float):
             drawn = random_numbers(f"{name} bias {attempt}", 1, shape[1] - zero_experts, bias)[0]
-            case["bias"] = (drawn if bias_on == "probability" else centred(drawn)) + [0.0] * zero_experts
+            case["bias"] = (drawn if bias_on == "probability" else centered(drawn)) + [0.0] * zero_experts
         # Rows that the caller gives are exact: ties, and thresholds that are reached exactly.
         if not isinstance(logits, tuple) or is_clear(case):
             return case | {"expected": results(case)}

@@ -36,7 +36,7 @@ inline TinyParameters tiny_parameters(const config::RunConfig& config) {
   for (const parameters::ParameterSpec& spec :
        models::language_model_parameters(config.model, config.routing)) {
     at::Tensor tensor = at::empty(spec.shape, at::kFloat);
-    parameters::initialise(spec, 3, tensor);
+    parameters::initialize(spec, 3, tensor);
     parameters.emplace(spec.name, tensor);
   }
   return parameters;

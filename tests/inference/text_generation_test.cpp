@@ -55,7 +55,7 @@ TEST(Prompts, leave_room_for_what_is_asked_for_or_what_the_model_can) {
   const EncodedPrompts encoded =
       encode_prompts({prompt, "Nobody"}, tasks::shipped_tokenizer(), length + 5, 7);
   EXPECT_EQ(encoded.ids[0].size(), static_cast<size_t>(length));
-  EXPECT_EQ(encoded.room, (std::vector<int64_t>{5, 7}));
+  EXPECT_EQ(encoded.max_new_tokens, (std::vector<int64_t>{5, 7}));
   EXPECT_THAT(error_of<UsageError>([&] { encode_prompts({prompt}, tasks::shipped_tokenizer(), length, 7); }),
               HasSubstr("leaves no space"));
 }

@@ -62,7 +62,7 @@ Tensors initial_parameters(const Model& model) {
   Tensors tensors;
   for (const parameters::ParameterSpec& spec : model.parameters) {
     at::Tensor tensor = at::empty(spec.shape, at::kFloat);
-    parameters::initialise(spec, 3, tensor);
+    parameters::initialize(spec, 3, tensor);
     EXPECT_TRUE(tensors.emplace(spec.name, tensor).second);
   }
   return tensors;

@@ -44,7 +44,7 @@ class Segments : public testing::TestWithParam<Kind> {
     std::unordered_map<std::string, at::Tensor> parameters;
     for (const parameters::ParameterSpec& spec : language_model_parameters(config, routing_)) {
       at::Tensor tensor = at::empty(spec.shape, at::kFloat);
-      parameters::initialise(spec, 3, tensor);
+      parameters::initialize(spec, 3, tensor);
       parameters.emplace(spec.name, tensor);
     }
     model_ =

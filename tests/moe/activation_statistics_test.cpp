@@ -22,7 +22,7 @@ ActivationStatistics statistics_of(const std::vector<ops::RouteOutput>& layers) 
   return statistics;
 }
 
-TEST(ActivationStatistics, summarises_by_hand) {
+TEST(ActivationStatistics, summarizes_by_hand) {
   // Three tokens select 1, 2 and 3 of three experts. Expert 2 is selected once.
   const ActivationStatistics statistics = statistics_of({routing({3, 2, 1}, {0, 1, 1, 1}, 3)});
   const ActivationSummary summary = statistics.summary(0);

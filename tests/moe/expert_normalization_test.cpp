@@ -61,9 +61,9 @@ TEST_F(ExpertNormalizationTest, keeps_running_means_of_inputs_and_of_squares) {
   at::Tensor mean_D, square_C = at::ones({kExperts}, at::kDouble);
   for (int n = 0; n < 5; ++n) {
     const at::Tensor x_TD = inputs() + n;
-    const at::Tensor centre_D = n == 0 ? at::zeros({kHidden}, at::kDouble) : mean_D;
+    const at::Tensor center_D = n == 0 ? at::zeros({kHidden}, at::kDouble) : mean_D;
     const at::Tensor square_now_C =
-        (x_TD.to(at::kDouble) - centre_D).matmul(weight_.t().to(at::kDouble)).square().mean(0);
+        (x_TD.to(at::kDouble) - center_D).matmul(weight_.t().to(at::kDouble)).square().mean(0);
     const at::Tensor mean_now_D = x_TD.to(at::kDouble).mean(0);
     const double earlier = n / 100.0;
     mean_D = n == 0 ? mean_now_D : (mean_D * earlier + mean_now_D) / (earlier + 1);

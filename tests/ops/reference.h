@@ -13,8 +13,8 @@ namespace dtopp::ops::reference {
 inline at::Tensor probabilities(const at::Tensor& logits_TE, const at::Tensor& scale,
                                 const std::string& normalization) {
   if (normalization == "none") return logits_TE.softmax(-1);
-  const at::Tensor centred = logits_TE - logits_TE.mean(-1, true);
-  const at::Tensor s = centred / (centred.square().mean(-1, true) + 1e-6).sqrt();
+  const at::Tensor centered = logits_TE - logits_TE.mean(-1, true);
+  const at::Tensor s = centered / (centered.square().mean(-1, true) + 1e-6).sqrt();
   return (normalization == "dynamic" ? s * scale : s).softmax(-1);
 }
 

@@ -189,7 +189,7 @@ class Saving : public checkpoint::OneProcess {
 
 class Average : public testing::TestWithParam<at::ScalarType> {
  protected:
-  Average() : store_(two_parameters(), GetParam(), with_decay()) { store_.initialise(1); }
+  Average() : store_(two_parameters(), GetParam(), with_decay()) { store_.initialize(1); }
 
   void step(int64_t number, bool applied, const LearningRates& rates = {0.05, 0.05}) {
     store_.begin_step(1);
@@ -269,7 +269,7 @@ TEST_P(Average, takes_the_parameters_place_and_gives_it_back) {
 
 TEST_P(Average, changes_nothing_of_the_training) {
   ParameterStore plain(two_parameters(), GetParam(), with_decay());
-  plain.initialise(1);
+  plain.initialize(1);
   std::swap(plain, store_);
   for (int64_t number = 0; number < 5; ++number) step(number, number != 2);
   std::swap(plain, store_);

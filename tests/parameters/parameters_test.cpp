@@ -12,9 +12,9 @@ ParameterSpec matrix(const std::string& name, int64_t rows, int64_t columns) {
   return {name, {rows, columns}, {Distribution::kTruncatedNormal, 0.02}, ParameterRole::kMatrix};
 }
 
-TEST(Initialisation, is_a_truncated_normal) {
+TEST(Initialization, is_a_truncated_normal) {
   at::Tensor tensor = at::empty({1000, 1000}, at::kFloat);
-  initialise(matrix("w", 1000, 1000), 1, tensor);
+  initialize(matrix("w", 1000, 1000), 1, tensor);
   const at::Tensor values = tensor.to(at::kDouble).div(0.02);
   EXPECT_LE(values.abs().max().item<double>(), 3.0 + 1e-6);
   EXPECT_GT(values.abs().max().item<double>(), 2.99);
@@ -27,26 +27,26 @@ TEST(Initialisation, is_a_truncated_normal) {
               std::erf(1 / std::sqrt(2.0)) / std::erf(3 / std::sqrt(2.0)), 2e-3);
 }
 
-TEST(Initialisation, depends_on_seed_and_name_alone) {
+TEST(Initialization, depends_on_seed_and_name_alone) {
   at::Tensor a = at::empty({64, 64}, at::kFloat);
   at::Tensor b = at::empty({64, 64}, at::kFloat);
-  initialise(matrix("w", 64, 64), 1, a);
+  initialize(matrix("w", 64, 64), 1, a);
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
-  initialise(matrix("w", 64, 64), 1, b);
+  initialize(matrix("w", 64, 64), 1, b);
   at::set_num_threads(threads);
   EXPECT_TRUE(a.equal(b));
-  initialise(matrix("w", 64, 64), 2, b);
+  initialize(matrix("w", 64, 64), 2, b);
   EXPECT_FALSE(a.equal(b));
-  initialise(matrix("v", 64, 64), 1, b);
+  initialize(matrix("v", 64, 64), 1, b);
   EXPECT_FALSE(a.equal(b));
 }
 
-TEST(Initialisation, may_be_one_or_zero) {
+TEST(Initialization, may_be_one_or_zero) {
   at::Tensor tensor = at::full({16}, 7.0, at::kFloat);
-  initialise({"norm", {16}, {Distribution::kOne}, ParameterRole::kGain}, 1, tensor);
+  initialize({"norm", {16}, {Distribution::kOne}, ParameterRole::kGain}, 1, tensor);
   EXPECT_TRUE(tensor.equal(at::ones({16})));
-  initialise({"modulation", {16}, {Distribution::kZero}, ParameterRole::kMatrix}, 1, tensor);
+  initialize({"modulation", {16}, {Distribution::kZero}, ParameterRole::kMatrix}, 1, tensor);
   EXPECT_TRUE(tensor.equal(at::zeros({16})));
 }
 

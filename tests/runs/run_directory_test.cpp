@@ -94,7 +94,7 @@ TEST(OpenCheckpoint, what_is_not_one_is_the_users_mistake) {
                 HasSubstr(name));
 }
 
-TEST(OpenCheckpoint, takes_the_newest_without_a_look_at_the_optimisers_file) {
+TEST(OpenCheckpoint, takes_the_newest_without_a_look_at_the_optimizers_file) {
   ScratchDirectory scratch;
   save(scratch / "run/checkpoints", 10);
   fs::resize_file(save(scratch / "run/checkpoints", 20) / "optimizer.safetensors", 7);

@@ -55,7 +55,7 @@ TEST(MeanCurve, meets_on_straight_lines_over_what_runs_have_in_common) {
   for (size_t i = 0; i < 3; ++i) EXPECT_DOUBLE_EQ(*curve.y[i].mean, 2 * curve.x[i] + 1);
 }
 
-TEST(MeanCurve, averages_neighbours_of_many_points) {
+TEST(MeanCurve, averages_neighbors_of_many_points) {
   Points many;
   for (int i = 0; i < 100000; ++i) {
     many.x.push_back(i);

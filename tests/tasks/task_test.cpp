@@ -222,7 +222,7 @@ TaskItem item_with(int64_t gold, const std::string& answer = "") {
   return item;
 }
 
-// The cases of the evaluation's specification: generated text, reference answer, normalised answer, verdict.
+// The cases of the evaluation's specification: generated text, reference answer, normalized answer, verdict.
 TEST(Answers, a_generated_answer_is_right_when_it_begins_with_the_gold_one) {
   struct Case {
     std::string generated, gold, normalized;
@@ -249,7 +249,7 @@ TEST(Answers, a_generated_answer_is_right_when_it_begins_with_the_gold_one) {
   }
 }
 
-TEST(Answers, normalise_as_the_harness_does) {
+TEST(Answers, normalize_as_the_harness_does) {
   EXPECT_EQ(normalize_answer("  The_Answer is:\tA  dozen\n"), "answer is dozen");
   EXPECT_EQ(normalize_answer("an apple, theatre; Another a"), "apple theatre another");
   EXPECT_EQ(normalize_answer("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~‘’´"), "");

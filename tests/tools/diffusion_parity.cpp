@@ -107,7 +107,7 @@ void train_diffusion(const char* config_path, const char* input_path, const char
   data.validation = models::validation_images(config, images);
   data.validation_samples = images->size();
   train::Trainer trainer(config, models::make_model(config), data, at::kFloat);
-  trainer.initialise();
+  trainer.initialize();
 
   TensorOutput output;
   const auto add_parameters = [&](const std::string& prefix) {

@@ -32,7 +32,7 @@ void run(char** argv) {
   const at::ScalarType type = device::compute_type(config.training.precision, device);
   optim::ParameterStore store(models::language_model_parameters(config.model, config.routing),
                               at::device(device).dtype(type), config.optimizer);
-  store.initialise([&](const parameters::ParameterSpec& spec, at::Tensor& whole) {
+  store.initialize([&](const parameters::ParameterSpec& spec, at::Tensor& whole) {
     dtopp::ops::copy_from_bytes(checkpoint.parameter(spec.name, spec.shape), whole);
   });
   models::LanguageModel model = models::bind_language_model(

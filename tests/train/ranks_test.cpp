@@ -121,7 +121,7 @@ std::vector<Outcome> outcomes_on(const distributed::ParallelDims& dims, const co
     at::set_num_threads(1);
     Trainer trainer(config, models::make_model(config), data_for(config), type,
                     distributed::make_process_groups(store, rank, dims, distributed::on_loopback()));
-    trainer.initialise();
+    trainer.initialize();
     outcomes[static_cast<size_t>(rank)] = outcome_of(trainer);
   });
   return outcomes;
@@ -129,7 +129,7 @@ std::vector<Outcome> outcomes_on(const distributed::ParallelDims& dims, const co
 
 TEST_P(RanksByMethodSlow, one_run_has_the_same_bits_on_any_grid_of_them) {
   Trainer alone = trainer_of(config_);
-  alone.initialise();
+  alone.initialize();
   const Outcome expected = outcome_of(alone);
   const bool all = kFull || GetParam() == std::string("dtop_p") || config_.model.is_dense();
   for (const distributed::ParallelDims& dims : all ? kGrids : kGridsOfEachMethod) {
@@ -158,7 +158,7 @@ TEST_F(Ranks, stop_a_validation_together) {
     });
     Trainer trainer(config_, models::make_model(config_), std::move(data), at::kFloat,
                     distributed::make_process_groups(store, rank, dims, distributed::on_loopback()));
-    trainer.initialise();
+    trainer.initialize();
     stopped[static_cast<size_t>(rank)] = !trainer.validate(1 << 20, StopToken(requested)).has_value();
     EXPECT_EQ(batches, 1);
   });

@@ -55,7 +55,7 @@ struct Rank {
         trainer(config, model_of(config, ema_decay), data_for(config), at::kFloat, groups),
         directory(config, own.rank() == 0),
         saver(trainer, config, groups, directory, metrics, own.rank() == 0 ? log : ConsoleLog()) {
-    trainer.initialise();
+    trainer.initialize();
   }
   ~Rank() {
     if (!is_open) open();

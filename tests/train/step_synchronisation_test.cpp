@@ -73,7 +73,7 @@ TEST(TrainingStep, waits_for_nothing_on_the_device) {
         config.routing.scope = scope;
         config.loss.batch_statistics = statistics;
         Trainer trainer = trainer_of(config, type);
-        trainer.initialise();
+        trainer.initialize();
         const Recording seen = record([&] { ASSERT_TRUE(trainer.step(never)); });
         EXPECT_GT(seen.operators, 500);
         EXPECT_EQ(seen.waiting, std::vector<std::string>());
@@ -88,7 +88,7 @@ TEST(TrainingStep, a_dense_model_waits_for_nothing_either) {
   config.model.num_experts = 1;
   config.optimizer.grad_clip = 0;
   Trainer trainer = trainer_of(config);
-  trainer.initialise();
+  trainer.initialize();
   const Recording seen = record([&] { ASSERT_TRUE(trainer.step(never)); });
   EXPECT_GT(seen.operators, 100);
   EXPECT_EQ(seen.waiting, std::vector<std::string>());

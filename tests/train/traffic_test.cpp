@@ -58,7 +58,7 @@ std::map<std::string, double> measured(const config::RunConfig& config, const Sh
         Trainer trainer(
             config, models::make_model(config), data_for(config), shape.type,
             distributed::make_process_groups(store, rank, shape.dims, distributed::on_loopback(), counts));
-        trainer.initialise();
+        trainer.initialize();
         step(trainer);  // the first step also exchanges the names of the losses
         const std::map<std::string, distributed::Traffic> before = counts->traffic();
         step(trainer);
@@ -171,7 +171,7 @@ std::map<std::string, double> sent_by(int64_t rank, const distributed::ParallelD
   const auto counts = std::make_shared<distributed::CollectiveCounts>();
   Trainer trainer(config, models::make_model(config), data_for(config), at::kFloat,
                   groups_of(rank, dims, counts));
-  trainer.initialise();
+  trainer.initialize();
   step(trainer);
   trainer.parameters().finish_all_gather();
   std::map<std::string, double> sent;
@@ -210,7 +210,7 @@ TEST(Traffic, of_parameters_sets_out_before_they_are_asked_for) {
     const config::RunConfig config = tiny();
     Trainer trainer(config, models::make_model(config), data_for(config), at::kFloat,
                     groups_of(0, dims, counts));
-    trainer.initialise();
+    trainer.initialize();
     step(trainer);
     EXPECT_GT(counts->traffic()["gather"].calls, 0) << dims.nodes << " nodes";
   }

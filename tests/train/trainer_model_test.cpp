@@ -25,7 +25,7 @@ TEST(Trainer, validation_finds_its_loss_by_name) {
   Trainer plain = trainer_of(config);
   Trainer by_name(config, reversed, data_for(config), at::kFloat);
   Trainer z(config, other, data_for(config), at::kFloat);
-  for (Trainer* trainer : {&plain, &by_name, &z}) trainer->initialise();
+  for (Trainer* trainer : {&plain, &by_name, &z}) trainer->initialize();
   const double loss = plain.validate(36, never)->loss;
   EXPECT_EQ(by_name.validate(36, never)->loss, loss);
   EXPECT_NEAR(z.validate(36, never)->loss, std::log(64.0) * std::log(64.0), 0.5);
@@ -43,7 +43,7 @@ TEST(Trainer, gives_batches_their_global_position) {
     };
   };
   Trainer trainer(config, model, data_for(config), at::kFloat);
-  trainer.initialise();
+  trainer.initialize();
   step(trainer);
   step(trainer);
   EXPECT_EQ(positions, (std::vector<uint64_t>{0, 2, 4, 6}));
@@ -56,7 +56,7 @@ TEST(Trainer, a_dense_model_needs_no_target) {
   config.routing.experts = {};
   config::validate_values(config);
   Trainer trainer = trainer_of(config);
-  trainer.initialise();
+  trainer.initialize();
   EXPECT_FALSE(step(trainer).skipped);
 }
 

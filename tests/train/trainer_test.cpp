@@ -29,8 +29,8 @@ TEST(Trainer, gradients_do_not_depend_on_the_micro_batch_size) {
   Trainer two = trainer_of(config);
   config.training.micro_batch_size = 4;
   Trainer four = trainer_of(config);
-  two.initialise();
-  four.initialise();
+  two.initialize();
+  four.initialize();
   for (int n = 0; n < 3; ++n) {
     const StepResult a = step(two);
     const StepResult b = step(four);
@@ -54,11 +54,11 @@ std::vector<StepResult> results_of(Trainer& trainer, int64_t steps) {
 TEST(Trainer, steps_without_room_for_their_pairs_run_again_and_leave_no_trace) {
   const config::RunConfig config = tiny();
   Trainer exact = trainer_of(config);
-  exact.initialise();
+  exact.initialize();
   const auto expected = results_of(exact, 6);
   for (const double margin : {0.5, 2.0}) {
     Trainer limited = trainer_of(config);
-    limited.initialise();
+    limited.initialize();
     limited.predict_capacity(margin);
     const auto results = results_of(limited, 6);
     ASSERT_EQ(results.size(), expected.size());
@@ -81,7 +81,7 @@ TEST(Trainer, global_batch_statistics_are_those_of_the_last_step) {
   config.loss.batch_statistics = config::BatchStatistics::kGlobal;
   config.optimizer.lr = 0;  // keeps the parameters, so that the second step can be recomputed
   Trainer trainer = trainer_of(config);
-  trainer.initialise();
+  trainer.initialize();
   const StepResult first = step(trainer);
   const auto load = [&](config::RunConfig with, const ops::NamedTensors& state) {
     std::shared_ptr<moe::Router> router = moe::make_router(with, at::kCPU);
@@ -116,7 +116,7 @@ TEST(Trainer, global_batch_statistics_are_those_of_the_last_step) {
 TEST(Trainer, controller_counts_every_micro_batch_and_layer_exactly) {
   const config::RunConfig config = tiny();
   Trainer trainer = trainer_of(config);
-  trainer.initialise();
+  trainer.initialize();
   for (int n = 0; n < 4; ++n) {
     const double p = router_state(trainer)["threshold_C"][0];
     const double sum = router_state(trainer)["error_sum_C"][0];
@@ -141,8 +141,8 @@ TEST(Trainer, a_step_that_is_stopped_has_not_happened) {
   });
   Trainer stopped(config, models::make_model(config), std::move(data), at::kFloat);
   Trainer plain = trainer_of(config);
-  stopped.initialise();
-  plain.initialise();
+  stopped.initialize();
+  plain.initialize();
   EXPECT_FALSE(stopped.step(StopToken(requested)));
   EXPECT_EQ(stopped.state(), plain.state());
   EXPECT_EQ(router_state(stopped), router_state(plain));
@@ -175,8 +175,8 @@ TEST(Trainer, a_non_finite_step_changes_nothing_but_the_position) {
     double factor = 1;
     Trainer trainer(config, poisoned_model(config, factor), data_for(config), at::kFloat);
     Trainer plain = trainer_of(config);
-    trainer.initialise();
-    plain.initialise();
+    trainer.initialize();
+    plain.initialize();
     step(trainer);
     step(plain);
     factor = poison;
@@ -200,8 +200,8 @@ TEST(Trainer, results_read_late_are_the_same) {
   double factor = 1;
   Trainer late(config, poisoned_model(config, factor), data_for(config), at::kFloat);
   Trainer prompt(config, poisoned_model(config, factor), data_for(config), at::kFloat);
-  late.initialise();
-  prompt.initialise();
+  late.initialize();
+  prompt.initialize();
   for (int pair = 0; pair < 3; ++pair) {
     std::vector<StepResult> expected;
     for (const bool first : {true, false}) {
@@ -241,7 +241,7 @@ TEST(TrainerSlow, learns_to_repeat_a_small_batch) {
       data.training =
           dataset_of([all = data.training](uint64_t, int64_t count) { return all->read(0, count); });
       Trainer trainer(config, models::make_model(config), data, type);
-      trainer.initialise();
+      trainer.initialize();
       const double first = step(trainer).loss_named("lm_loss");
       double last = 0;
       for (int n = 1; n < 60; ++n) last = step(trainer).loss_named("lm_loss");
@@ -260,8 +260,8 @@ TEST(Trainer, clips_the_global_norm) {
   Trainer clipped = trainer_of(config);
   config.optimizer.grad_clip = 0;
   Trainer free = trainer_of(config);
-  clipped.initialise();
-  free.initialise();
+  clipped.initialize();
+  free.initialize();
   const at::Tensor start = free.parameters().main_param("model.embed_tokens.weight").clone();
   const double norm = step(clipped).grad_norm;
   step(free);

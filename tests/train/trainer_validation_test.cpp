@@ -14,8 +14,8 @@ TEST(Trainer, validation_disturbs_nothing) {
   const config::RunConfig config = tiny();
   Trainer plain = trainer_of(config);
   Trainer validating = trainer_of(config);
-  plain.initialise();
-  validating.initialise();
+  plain.initialize();
+  validating.initialize();
   for (int n = 0; n < 3; ++n) {
     step(plain);
     step(validating);
@@ -45,7 +45,7 @@ TEST(Trainer, validation_of_sources_is_that_of_each_by_itself) {
   const config::RunConfig config = tiny();
   const auto validated = [&](models::TrainingData data, int64_t tokens) {
     Trainer trainer(config, models::make_model(config), std::move(data), at::kFloat);
-    trainer.initialise();
+    trainer.initialize();
     return trainer.validate(tokens, never).value();
   };
   models::TrainingData data = held_out(config, 0, 5);

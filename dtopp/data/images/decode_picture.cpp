@@ -217,7 +217,7 @@ void cmyk_to_rgb(std::span<const uint8_t> cmyk, bool inverted, uint8_t* rgb) {
   }
 }
 
-void choose_colours(jpeg_decompress_struct& info) {
+void choose_colors(jpeg_decompress_struct& info) {
   if (info.jpeg_color_space == JCS_CMYK || info.jpeg_color_space == JCS_YCCK)
     info.out_color_space = JCS_CMYK;
   else if (info.jpeg_color_space != JCS_GRAYSCALE)
@@ -246,7 +246,7 @@ void read_jpeg(JpegReader& reader, std::span<const std::byte> file) {
   jpeg_read_header(&info, TRUE);
   require_size(info.image_height, info.image_width);
   read_orientation(reader);
-  choose_colours(info);
+  choose_colors(info);
   jpeg_start_decompress(&info);
   reader.out.picture = Picture(static_cast<int>(info.output_height), static_cast<int>(info.output_width),
                                info.out_color_space == JCS_GRAYSCALE ? 1 : 3);
@@ -312,11 +312,11 @@ void take_bytes(png_structp png, png_bytep out, size_t count) {
   reader.file = reader.file.subspan(count);
 }
 
-// Converts every stored format to eight bits of grey, or of red, green and blue.
+// Converts every stored format to eight bits of gray, or of red, green and blue.
 void choose_transforms(png_structp png, png_infop info) {
-  const int colours = png_get_color_type(png, info);
-  if (colours == PNG_COLOR_TYPE_PALETTE) png_set_palette_to_rgb(png);
-  if (colours == PNG_COLOR_TYPE_GRAY) png_set_expand_gray_1_2_4_to_8(png);
+  const int colors = png_get_color_type(png, info);
+  if (colors == PNG_COLOR_TYPE_PALETTE) png_set_palette_to_rgb(png);
+  if (colors == PNG_COLOR_TYPE_GRAY) png_set_expand_gray_1_2_4_to_8(png);
   png_set_strip_16(png);
   png_set_strip_alpha(png);
   png_set_interlace_handling(png);
@@ -446,21 +446,21 @@ RawPicture decode_format(std::span<const std::byte> file, PictureFormat format) 
   return decode_webp(file);
 }
 
-Picture grey_to_rgb(const Picture& grey) {
-  Picture rgb(grey.height, grey.width, 3);
-  for (size_t i = 0; i < grey.pixels.size(); ++i) std::fill_n(rgb.pixels.data() + 3 * i, 3, grey.pixels[i]);
+Picture gray_to_rgb(const Picture& gray) {
+  Picture rgb(gray.height, gray.width, 3);
+  for (size_t i = 0; i < gray.pixels.size(); ++i) std::fill_n(rgb.pixels.data() + 3 * i, 3, gray.pixels[i]);
   return rgb;
 }
 
 // Computes ITU-R 601-2 luma with Pillow's fixed-point weights.
-Picture rgb_to_grey(const Picture& rgb) {
-  Picture grey(rgb.height, rgb.width, 1);
-  for (size_t i = 0; i < grey.pixels.size(); ++i) {
+Picture rgb_to_gray(const Picture& rgb) {
+  Picture gray(rgb.height, rgb.width, 1);
+  for (size_t i = 0; i < gray.pixels.size(); ++i) {
     const uint8_t* pixel = rgb.pixels.data() + 3 * i;
-    grey.pixels[i] =
+    gray.pixels[i] =
         static_cast<uint8_t>((pixel[0] * 19595U + pixel[1] * 38470U + pixel[2] * 7471U + 0x8000U) >> 16);
   }
-  return grey;
+  return gray;
 }
 
 }  // namespace
@@ -476,7 +476,7 @@ DecodedPicture decode_picture(std::span<const std::byte> file, int channels) {
   const PictureFormat format = format_of(file);
   RawPicture raw = decode_format(file, format);
   Picture picture = std::move(raw.picture);
-  if (picture.channels != channels) picture = channels == 3 ? grey_to_rgb(picture) : rgb_to_grey(picture);
+  if (picture.channels != channels) picture = channels == 3 ? gray_to_rgb(picture) : rgb_to_gray(picture);
   return {turn_upright(std::move(picture), raw.orientation), format, raw.orientation != 1};
 }
 

@@ -2,8 +2,8 @@
 //
 // The result is that of Pillow's ImageOps.exif_transpose, followed by convert("RGB") or convert("L"). The
 // orientation in the file's Exif data is applied. An alpha channel is dropped. Palette indices become
-// colours. A channel of 16 bits keeps its high eight. CMYK is converted to RGB by multiplication. An
-// animation yields its first frame. Colour profiles and gamma are ignored.
+// colors. A channel of 16 bits keeps its high eight. CMYK is converted to RGB by multiplication. An
+// animation yields its first frame. Color profiles and gamma are ignored.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace dtopp::data {
 // Declares one decoder per format. decode_picture() applies the orientation.
 
 struct RawPicture {
-  Picture picture;      // grey or RGB, as stored
+  Picture picture;      // gray or RGB, as stored
   int orientation = 1;  // the orientation in the Exif data, 1 to 8
 };
 

@@ -28,7 +28,7 @@ using Pixels = std::vector<uint8_t, UnfilledAllocator<uint8_t>>;
 struct Picture {
   int height = 0;
   int width = 0;
-  int channels = 0;  // 1: grey, 3: red, green, blue
+  int channels = 0;  // 1: gray, 3: red, green, blue
   Pixels pixels;     // [height, width, channels]
 
   Picture() = default;

@@ -19,7 +19,7 @@ struct GridCell {
 // sizes differ.
 Picture draw_grid(const std::vector<std::vector<GridCell>>& rows);
 
-// Returns the size of a labelled grid of pictures of size height x width.
+// Returns the size of a labeled grid of pictures of size height x width.
 struct GridExtent {
   int64_t height, width;  // in pixels
 };

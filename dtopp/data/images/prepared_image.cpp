@@ -168,13 +168,13 @@ class Taps {
   size_t end() const { return first(size() - 1) + weights(size() - 1).size(); }
 
  private:
-  void add(double centre, int in) {
+  void add(double center, int in) {
     const double stretch = std::max(scale_, 1.0);
     const double support = (filter_ == ResizeFilter::kBox ? 0.5 : 2.0) * stretch;
-    int first = std::max(static_cast<int>(centre - support + 0.5), 0);
-    int end = std::min(static_cast<int>(centre + support + 0.5), in);
+    int first = std::max(static_cast<int>(center - support + 0.5), 0);
+    int end = std::min(static_cast<int>(center + support + 0.5), in);
     const auto weight_at = [&](int x) {
-      const double at = (x - centre + 0.5) * (1.0 / stretch);
+      const double at = (x - center + 0.5) * (1.0 / stretch);
       return filter_ == ResizeFilter::kBox ? box(at) : bicubic(at);
     };
     while (weight_at(first) == 0) ++first;
@@ -449,16 +449,15 @@ PreparedBatch BatchPreparer::operator()(ImageBatch batch, int /*worker*/) const 
 }
 
 std::string disagreement(const ImageFacts& facts, const ClassPlan& plan, const PreparedImage& image) {
-  const bool labelled = image.label >= 0;
-  if (!plan.by_number && labelled != !plan.labels.empty()) return "lies in no folder, unlike other samples";
+  const bool labeled = image.label >= 0;
+  if (!plan.by_number && labeled != !plan.labels.empty()) return "lies in no folder, unlike other samples";
   if (facts.images == 0) {
     require_scale(facts.job, image);
     return "";
   }
   if (std::string fault = shape_disagreement(facts, image); !fault.empty()) return fault;
   if (image.flipped.empty() == facts.has_flipped) return one_kind(!facts.has_flipped, "flipped latent");
-  if (labelled != !facts.classes.empty())
-    return one_kind(labelled, "class") + " (.cls, or \"label\" in .json)";
+  if (labeled != !facts.classes.empty()) return one_kind(labeled, "class") + " (.cls, or \"label\" in .json)";
   if ((image.text_size > 0) != (facts.text_size > 0))
     return one_kind(image.text_size > 0, "text of embeddings (.npy)");
   if (image.text_size != facts.text_size || (image.text_size > 0 && image.text_type != facts.text_type))

@@ -18,7 +18,7 @@ namespace dtopp::moe {
 class TopPRouter final : public Router {
  public:
   // threshold_C: p, f64, one value for all layers or one per layer. A router of method top_k takes p too.
-  // bias_LE: ExpertBias::centred_LE; undefined: none.
+  // bias_LE: ExpertBias::centered_LE; undefined: none.
   TopPRouter(const config::RunConfig& config, at::Tensor threshold_C, at::Tensor bias_LE = {})
       : Router(config, threshold_C.device()),
         threshold_C_(std::move(threshold_C)),
@@ -46,7 +46,7 @@ double broadcast_number(distributed::Collectives* ranks, double here);
 class SolvingRouter final : public Router {
  public:
   // targets: numbers of experts, one for all layers or one per layer. With `ranks`, select() is collective.
-  // bias_LE: ExpertBias::centred_LE; undefined: none.
+  // bias_LE: ExpertBias::centered_LE; undefined: none.
   SolvingRouter(const config::RunConfig& config, std::vector<double> targets, const at::Device& device,
                 distributed::Collectives* ranks, at::Tensor bias_LE = {})
       : Router(config, device), targets_(std::move(targets)), ranks_(ranks), bias_LE_(std::move(bias_LE)) {}

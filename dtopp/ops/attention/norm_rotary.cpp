@@ -16,27 +16,27 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 using Forward = at::Tensor(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                           const at::Tensor& sin_TK, double eps, bool centred);
+                           const at::Tensor& sin_TK, double eps, bool centered);
 using Backward = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& grad_y_THK, const at::Tensor& x_TD,
                                                     const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                                                    const at::Tensor& sin_TK, double eps, bool centred);
+                                                    const at::Tensor& sin_TK, double eps, bool centered);
 
 // Saves only its inputs for the backward pass.
 struct NormRotaryFunction : torch::autograd::Function<NormRotaryFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& gain_N,
-                            const at::Tensor& cos_TK, const at::Tensor& sin_TK, double eps, bool centred) {
+                            const at::Tensor& cos_TK, const at::Tensor& sin_TK, double eps, bool centered) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     context->save_for_backward({x_TD, gain_N, cos_TK, sin_TK});
     context->saved_data["eps"] = eps;
-    context->saved_data["centred"] = centred;
-    return call_op<"dtopp::norm_rotary_forward", Forward>(x_TD, gain_N, cos_TK, sin_TK, eps, centred);
+    context->saved_data["centered"] = centered;
+    return call_op<"dtopp::norm_rotary_forward", Forward>(x_TD, gain_N, cos_TK, sin_TK, eps, centered);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
     auto [grad_x, grad_gain] = call_op<"dtopp::norm_rotary_backward", Backward>(
         grads[0], saved[0], saved[1], saved[2], saved[3], context->saved_data["eps"].toDouble(),
-        context->saved_data["centred"].toBool());
+        context->saved_data["centered"].toBool());
     return {grad_x, grad_gain, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -80,7 +80,7 @@ void check_norm_rotary_backward(const at::Tensor& grad_y_THK, const at::Tensor& 
 }
 
 at::Tensor norm_rotary(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                       const at::Tensor& sin_TK, int64_t num_heads, double eps, bool centred) {
+                       const at::Tensor& sin_TK, int64_t num_heads, double eps, bool centered) {
   TORCH_CHECK(x_TD.dim() == 2 && x_TD.size(1) == num_heads * cos_TK.size(1) && cos_TK.size(1) % 2 == 0 &&
                   cos_TK.size(0) == x_TD.size(0) && sin_TK.sizes() == cos_TK.sizes() && gain_N.dim() == 1 &&
                   gain_N.size(0) > 0 && x_TD.size(1) % gain_N.size(0) == 0,
@@ -88,22 +88,22 @@ at::Tensor norm_rotary(const at::Tensor& x_TD, const at::Tensor& gain_N, const a
               "], got ", x_TD.sizes(), ", ", gain_N.sizes(), ", ", cos_TK.sizes(), " and ", sin_TK.sizes());
   const bool own = x_TD.scalar_type() == at::kFloat || x_TD.scalar_type() == at::kBFloat16;
   if (own && !at::GradMode::is_enabled())
-    return call_op<"dtopp::norm_rotary_forward", Forward>(x_TD, gain_N, cos_TK, sin_TK, eps, centred);
-  if (own) return NormRotaryFunction::apply(x_TD, gain_N, cos_TK, sin_TK, eps, centred);
+    return call_op<"dtopp::norm_rotary_forward", Forward>(x_TD, gain_N, cos_TK, sin_TK, eps, centered);
+  if (own) return NormRotaryFunction::apply(x_TD, gain_N, cos_TK, sin_TK, eps, centered);
   const at::Tensor x_TGN = x_TD.view({x_TD.size(0), x_TD.size(1) / gain_N.size(0), gain_N.size(0)});
-  const at::Tensor normal = centred ? at::layer_norm(x_TGN, gain_N.sizes(), gain_N, {}, eps)
-                                    : at::rms_norm(x_TGN, gain_N.sizes(), gain_N, eps);
+  const at::Tensor normal = centered ? at::layer_norm(x_TGN, gain_N.sizes(), gain_N, {}, eps)
+                                     : at::rms_norm(x_TGN, gain_N.sizes(), gain_N, eps);
   return rotate(normal.view({x_TD.size(0), num_heads, cos_TK.size(1)}), cos_TK, sin_TK);
 }
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def(
       "norm_rotary_forward(Tensor x_TD, Tensor gain_N, Tensor cos_TK, Tensor sin_TK, float eps, "
-      "bool centred=True) -> "
+      "bool centered=True) -> "
       "Tensor y_THK");
   m.def(
       "norm_rotary_backward(Tensor grad_y_THK, Tensor x_TD, Tensor gain_N, Tensor cos_TK, Tensor sin_TK, "
-      "float eps, bool centred=True) -> (Tensor grad_x_TD, Tensor grad_gain_N)");
+      "float eps, bool centered=True) -> (Tensor grad_x_TD, Tensor grad_gain_N)");
 }
 
 TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {
@@ -122,7 +122,7 @@ namespace {
 struct NormRotaryInputs {
   at::Tensor x_TD, gain_N, cos_TK, sin_TK;
   double eps;
-  bool centred;
+  bool centered;
 };
 
 // Per-thread copies of a token's rows, 1 / sigma of each row, and the sum of the gain's gradient over the
@@ -141,23 +141,23 @@ struct Tokens {
   int64_t hidden, width;  // N, K
   int64_t rows;           // of a token
   float eps;
-  bool centred;
+  bool centered;
 
   int64_t numbers() const { return hidden * rows; }  // D
 };
 
 template <typename Scalar>
-[[gnu::always_inline]] inline void centre_rows(const Tokens<Scalar>& in, int64_t t, TokenBuffers& buffers) {
+[[gnu::always_inline]] inline void center_rows(const Tokens<Scalar>& in, int64_t t, TokenBuffers& buffers) {
   const Scalar* x = in.x_TD + t * in.numbers();
   float *normal = buffers.normal_D.data(), *inverse = buffers.inverse.data();
   for (int64_t row = 0; row < in.rows; ++row)
-    inverse[row] = centre(x + row * in.hidden, in.hidden, in.eps, in.centred, normal + row * in.hidden);
+    inverse[row] = center(x + row * in.hidden, in.hidden, in.eps, in.centered, normal + row * in.hidden);
 }
 
 template <typename Scalar>
 [[gnu::always_inline]] inline void forward_token(const Tokens<Scalar>& in, int64_t t, TokenBuffers& buffers,
                                                  Scalar* y_D) {
-  centre_rows(in, t, buffers);
+  center_rows(in, t, buffers);
   const int64_t hidden = in.hidden, half = in.width / 2;
   const Scalar* gain = in.gain_N;
   for (int64_t row = 0; row < in.rows; ++row) {
@@ -181,7 +181,7 @@ template <typename Scalar>
 template <typename Scalar>
 [[gnu::always_inline]] inline void backward_token(const Tokens<Scalar>& in, int64_t t, const Scalar* grad_D,
                                                   TokenBuffers& buffers, Scalar* grad_x_D) {
-  centre_rows(in, t, buffers);
+  center_rows(in, t, buffers);
   const int64_t hidden = in.hidden, half = in.width / 2;
   const float *cos = in.cos_TK + t * in.width, *sin = in.sin_TK + t * in.width;
   for (int64_t head = 0; head < in.numbers(); head += in.width) {  // the inverse rotation
@@ -205,7 +205,7 @@ template <typename Scalar>
       grad_gain[d] += grad[d] * normal[d];
       grad[d] *= load(gain[d]);
     }
-    store_norm_gradient<Scalar>(normal, grad, hidden, inverse, in.centred, nullptr, grad_x_D + row * hidden);
+    store_norm_gradient<Scalar>(normal, grad, hidden, inverse, in.centered, nullptr, grad_x_D + row * hidden);
   }
 }
 
@@ -219,7 +219,7 @@ Tokens<Scalar> tokens_of(const NormRotaryInputs& in) {
           in.cos_TK.size(1),
           in.x_TD.size(1) / in.gain_N.size(0),
           static_cast<float>(in.eps),
-          in.centred};
+          in.centered};
 }
 
 // Calls body(token, buffers) for each token. Returns the buffers of the threads' shares in their order.
@@ -239,10 +239,10 @@ std::vector<TokenBuffers> for_tokens(const NormRotaryInputs& in, const Body& bod
 }
 
 at::Tensor norm_rotary_cpu(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                           const at::Tensor& sin_TK, double eps, bool centred) {
+                           const at::Tensor& sin_TK, double eps, bool centered) {
   check_norm_rotary("norm_rotary_forward", x_TD, gain_N, cos_TK, sin_TK);
   const NormRotaryInputs in{
-      x_TD.contiguous(), gain_N.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centred};
+      x_TD.contiguous(), gain_N.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centered};
   const int64_t width = in.cos_TK.size(1);
   at::Tensor y_THK = at::empty({in.x_TD.size(0), in.x_TD.size(1) / width, width}, in.x_TD.options());
   dispatch_scalar(in.x_TD, [&](auto scalar) {
@@ -260,10 +260,10 @@ std::tuple<at::Tensor, at::Tensor> norm_rotary_backward_cpu(const at::Tensor& gr
                                                             const at::Tensor& gain_N,
                                                             const at::Tensor& cos_TK,
                                                             const at::Tensor& sin_TK, double eps,
-                                                            bool centred) {
+                                                            bool centered) {
   check_norm_rotary_backward(grad_y, x_TD, gain_N, cos_TK, sin_TK);
   const NormRotaryInputs in{
-      x_TD.contiguous(), gain_N.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centred};
+      x_TD.contiguous(), gain_N.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centered};
   const at::Tensor grad_y_THK = grad_y.contiguous();
   const int64_t hidden = in.gain_N.size(0);
   at::Tensor grad_x_TD = at::empty_like(in.x_TD), grad_gain_N = at::zeros({hidden}, at::kFloat);

@@ -10,7 +10,7 @@
 namespace dtopp::ops {
 
 //   n = (x - mean) / sqrt(variance + eps) * gain     over N numbers of a token; the variance has divisor N
-//   n = x / sqrt(mean of x^2 + eps) * gain           if `centred` is false: an RMS norm
+//   n = x / sqrt(mean of x^2 + eps) * gain           if `centered` is false: an RMS norm
 //   y = (n_1 cos - n_2 sin, n_2 cos + n_1 sin)       per head, n_1 its first half and n_2 its second
 //
 // cos_TK and sin_TK hold the cosine and sine of position * base^(-2i / K) for i < K / 2. The second half
@@ -23,7 +23,7 @@ namespace dtopp::ops {
 // Throws:        c10::Error "norm_rotary…" if the shapes, types or devices do not fit, or if N exceeds
 //                kWidestNorm on a CUDA device (cuda_limits.h)
 at::Tensor norm_rotary(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                       const at::Tensor& sin_TK, int64_t num_heads, double eps, bool centred = true);
+                       const at::Tensor& sin_TK, int64_t num_heads, double eps, bool centered = true);
 
 // Check the arguments of the CPU and CUDA kernels. `op` is the name that error messages begin with.
 void check_norm_rotary(const char* op, const at::Tensor& x_TD, const at::Tensor& gain_N,

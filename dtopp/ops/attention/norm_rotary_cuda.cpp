@@ -10,7 +10,7 @@ namespace {
 struct Inputs {
   at::Tensor x_TD, gain_N, cos_TK, sin_TK;
   double eps;
-  bool centred;
+  bool centered;
 
   template <typename Scalar>
   cuda::NormRotary<Scalar> kernel() const {
@@ -23,15 +23,15 @@ struct Inputs {
             cos_TK.size(1),
             x_TD.size(1) / gain_N.size(0),
             static_cast<float>(eps),
-            centred};
+            centered};
   }
 };
 
 Inputs inputs_of(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                 const at::Tensor& sin_TK, double eps, bool centred) {
+                 const at::Tensor& sin_TK, double eps, bool centered) {
   TORCH_CHECK(gain_N.size(0) <= cuda::kWidestNorm, "norm_rotary: expected a gain of at most ",
               cuda::kWidestNorm, " numbers on a CUDA device, got ", gain_N.size(0));
-  return {x_TD.contiguous(), gain_N.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centred};
+  return {x_TD.contiguous(), gain_N.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centered};
 }
 
 template <typename Body>
@@ -41,10 +41,10 @@ void dispatch(const at::Tensor& x_TD, const Body& body) {
 }
 
 at::Tensor norm_rotary_cuda(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                            const at::Tensor& sin_TK, double eps, bool centred) {
+                            const at::Tensor& sin_TK, double eps, bool centered) {
   check_norm_rotary("norm_rotary_forward", x_TD, gain_N, cos_TK, sin_TK);
   const c10::DeviceGuard guard(x_TD.device());
-  const Inputs in = inputs_of(x_TD, gain_N, cos_TK, sin_TK, eps, centred);
+  const Inputs in = inputs_of(x_TD, gain_N, cos_TK, sin_TK, eps, centered);
   const int64_t width = cos_TK.size(1);
   at::Tensor y_THK = at::empty({x_TD.size(0), x_TD.size(1) / width, width}, x_TD.options());
   dispatch(x_TD, [&](auto scalar) {
@@ -58,10 +58,10 @@ std::tuple<at::Tensor, at::Tensor> norm_rotary_backward_cuda(const at::Tensor& g
                                                              const at::Tensor& gain_N,
                                                              const at::Tensor& cos_TK,
                                                              const at::Tensor& sin_TK, double eps,
-                                                             bool centred) {
+                                                             bool centered) {
   check_norm_rotary_backward(grad_y, x_TD, gain_N, cos_TK, sin_TK);
   const c10::DeviceGuard guard(x_TD.device());
-  const Inputs in = inputs_of(x_TD, gain_N, cos_TK, sin_TK, eps, centred);
+  const Inputs in = inputs_of(x_TD, gain_N, cos_TK, sin_TK, eps, centered);
   const at::Tensor grad_y_THK = grad_y.contiguous();
   at::Tensor grad_x_TD = at::empty(x_TD.sizes(), x_TD.options());
   const int64_t size = gain_N.size(0);

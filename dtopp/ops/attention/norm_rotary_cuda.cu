@@ -90,7 +90,7 @@ struct Columns {
   // Subtracts the mean and divides by the standard deviation. Returns its inverse.
   __device__ float normalize(Numbers<kWidth, kPairs>& row, float* scratch) const {
     const float hidden = static_cast<float>(in.hidden);
-    if (in.centred) {
+    if (in.centered) {
       float sum = 0;
       for_numbers([&](int n, int i) { sum += row[n][i]; });
       const float mean = block_sum(sum, scratch) / hidden;
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads)
       sum += grad[n][i];
       product += grad[n][i] * row[n][i];
     });
-    const float mean = in.centred ? block_sum(sum, scratch) / hidden : 0;
+    const float mean = in.centered ? block_sum(sum, scratch) / hidden : 0;
     const float projection = block_sum(product, scratch) / hidden;
     columns.for_numbers(
         [&](int n, int i) { grad[n][i] = inverse_sigma * (grad[n][i] - mean - row[n][i] * projection); });

@@ -16,7 +16,7 @@ struct NormRotary {
   int64_t rows, hidden, width;  // T D / N, N, K
   int64_t per_token;            // rows
   float eps;
-  bool centred;
+  bool centered;
 };
 
 template <typename Scalar>

@@ -138,7 +138,9 @@ namespace avx512 {
 }  // namespace avx512
 #pragma GCC target("avx512bf16")
 #define DTOPP_AVX512_BF16
-namespace avx512_bf16 {}  // namespace avx512_bf16
+namespace avx512_bf16 {
+#include "dtopp/ops/core/bfloat16_registers.h"
+}  // namespace avx512_bf16
 #undef DTOPP_AVX512_BF16
 #undef DTOPP_AVX512
 #pragma GCC pop_options

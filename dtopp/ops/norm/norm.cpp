@@ -77,18 +77,18 @@ struct Affine {
 struct NormFunction : torch::autograd::Function<NormFunction> {
   // Returns y and x.
   static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& scale,
-                               const std::optional<at::Tensor>& shift, double eps, bool centred) {
+                               const std::optional<at::Tensor>& shift, double eps, bool centered) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const Affine affine{scale.contiguous(), shift ? shift->contiguous() : at::Tensor()};
     const at::Tensor dense_x = x.contiguous();
     context->save_for_backward({dense_x, affine.scale});
     context->saved_data["eps"] = eps;
-    context->saved_data["centred"] = centred;
+    context->saved_data["centered"] = centered;
     context->saved_data["shifted"] = shift.has_value();
     context->set_materialize_grads(false);
     at::Tensor y = at::empty(x.sizes(), x.options());
     dispatch_scalar(x, [&](auto scalar) {
-      forward_rows<decltype(scalar)>(dense_x, affine, static_cast<float>(eps), centred, y);
+      forward_rows<decltype(scalar)>(dense_x, affine, static_cast<float>(eps), centered, y);
     });
     return {y, x};
   }
@@ -107,8 +107,8 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     at::Tensor grad_x = at::empty(saved[0].sizes(), saved[0].options());
     dispatch_scalar(grad_y, [&](auto scalar) {
       const auto eps = static_cast<float>(context->saved_data["eps"].toDouble());
-      const bool centred = context->saved_data["centred"].toBool();
-      backward_rows<decltype(scalar)>({grad_y, residual, saved[0], saved[1]}, eps, centred, grad_x,
+      const bool centered = context->saved_data["centered"].toBool();
+      backward_rows<decltype(scalar)>({grad_y, residual, saved[0], saved[1]}, eps, centered, grad_x,
                                       grad_scale, grad_shift ? &*grad_shift : nullptr);
     });
     variable_list all = {grad_x, grad_scale.total(saved[1])};
@@ -120,14 +120,14 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
 
  private:
   template <typename Scalar>
-  static void forward_rows(const at::Tensor& x_BSD, const Affine& affine, float eps, bool centred,
+  static void forward_rows(const at::Tensor& x_BSD, const Affine& affine, float eps, bool centered,
                            const at::Tensor& y_BSD) {
     const RowSizes s(x_BSD, affine.scale);
     const auto *x = x_BSD.const_data_ptr<Scalar>(), *scale = affine.scale.const_data_ptr<Scalar>(),
                *shift = affine.shift.defined() ? affine.shift.const_data_ptr<Scalar>() : nullptr;
     auto* y = y_BSD.mutable_data_ptr<Scalar>();
     for_rows(s, 1, [&](const RowPlace& place, float* normal) {
-      const float inverse = centre(x + place.row, s.D, eps, centred, normal);
+      const float inverse = center(x + place.row, s.D, eps, centered, normal);
       const Scalar* scale_D = scale + place.sample;
       Scalar* y_D = y + place.row;
       if (shift == nullptr) {
@@ -148,7 +148,7 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
   };
 
   template <typename Scalar>
-  static void backward_rows(const BackwardInputs& in, float eps, bool centred, const at::Tensor& grad_x_BSD,
+  static void backward_rows(const BackwardInputs& in, float eps, bool centered, const at::Tensor& grad_x_BSD,
                             const ChunkSums& grad_scale, const ChunkSums* grad_shift) {
     const RowSizes s(in.x, in.scale);
     const auto *grad_y = in.grad_y.const_data_ptr<Scalar>(), *x = in.x.const_data_ptr<Scalar>(),
@@ -158,7 +158,7 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     auto* grad_x = grad_x_BSD.mutable_data_ptr<Scalar>();
     for_rows(s, 2, [&](const RowPlace& place, float* normal) {
       float *row = normal + s.D, *scale_sum = grad_scale.of(place.chunk);
-      const float inverse = centre(x + place.row, s.D, eps, centred, normal);
+      const float inverse = center(x + place.row, s.D, eps, centered, normal);
       const Scalar *grad_D = grad_y + place.row, *scale_D = scale + place.sample;
 #pragma omp simd
       for (int64_t d = 0; d < s.D; ++d) {
@@ -172,7 +172,7 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
 #pragma omp simd
         for (int64_t d = 0; d < s.D; ++d) shift_sum[d] += load(grad_D[d]);
       }
-      store_norm_gradient(normal, row, s.D, inverse, centred,
+      store_norm_gradient(normal, row, s.D, inverse, centered,
                           residual == nullptr ? nullptr : residual + place.row, grad_x + place.row);
     });
   }
@@ -235,21 +235,21 @@ void check_modulation(const char* op, const at::Tensor& x_BSD, const at::Tensor&
 }
 
 Normed run_kernel(const at::Tensor& x, const at::Tensor& scale, const std::optional<at::Tensor>& shift,
-                  double eps, bool centred) {
-  RECORD_FUNCTION("dtopp::norm", (std::array<c10::IValue, 5>{x, scale, shift, eps, centred}));
-  const variable_list outputs = NormFunction::apply(x, scale, shift, eps, centred);
+                  double eps, bool centered) {
+  RECORD_FUNCTION("dtopp::norm", (std::array<c10::IValue, 5>{x, scale, shift, eps, centered}));
+  const variable_list outputs = NormFunction::apply(x, scale, shift, eps, centered);
   RECORD_OUTPUTS(at::TensorList(outputs[0]));
   return {outputs[0], outputs[1]};
 }
 
 }  // namespace
 
-Normed norm(const at::Tensor& x, const at::Tensor& gain_D, double eps, bool centred) {
+Normed norm(const at::Tensor& x, const at::Tensor& gain_D, double eps, bool centered) {
   TORCH_CHECK(x.dim() >= 1, "norm: expected x [..., D], got a number");
   check_tensor("norm", "gain", gain_D, {x.scalar_type(), x.device()}, {x.size(-1)});
-  if (has_norm_kernel(x)) return run_kernel(x, gain_D, std::nullopt, eps, centred);
-  return {centred ? at::layer_norm(x, gain_D.sizes(), gain_D, {}, eps)
-                  : at::rms_norm(x, gain_D.sizes(), gain_D, eps),
+  if (has_norm_kernel(x)) return run_kernel(x, gain_D, std::nullopt, eps, centered);
+  return {centered ? at::layer_norm(x, gain_D.sizes(), gain_D, {}, eps)
+                   : at::rms_norm(x, gain_D.sizes(), gain_D, eps),
           x};
 }
 

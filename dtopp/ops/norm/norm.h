@@ -15,12 +15,12 @@ struct Normed {
   at::Tensor y, x;
 };
 
-// norm(x) * gain along the last dimension: LayerNorm if `centred`, else RMSNorm. Differentiable in all
+// norm(x) * gain along the last dimension: LayerNorm if `centered`, else RMSNorm. Differentiable in all
 // tensors. It saves x and gain.
 //
 // Shapes:        x [..., D]; gain [D], both of one floating dtype -> y, x [..., D]
 // Throws:        c10::Error "norm: …" if the shapes or dtypes do not fit
-Normed norm(const at::Tensor& x, const at::Tensor& gain_D, double eps, bool centred);
+Normed norm(const at::Tensor& x, const at::Tensor& gain_D, double eps, bool centered);
 
 // norm(x) * (1 + scale) + shift, where norm is LayerNorm along D without a gain. Differentiable in all
 // tensors. It saves x and scale.

@@ -32,38 +32,38 @@ constexpr int64_t kRowLanes = 16;
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-// Writes x - mean to centred_D and returns 1 / sqrt(var + eps), or NaN if the variance overflows. If
-// `centred` is false, the mean is taken as 0.
+// Writes x - mean to centered_D and returns 1 / sqrt(var + eps), or NaN if the variance overflows. If
+// `centered` is false, the mean is taken as 0.
 template <typename Scalar>
-[[gnu::always_inline]] inline float centre(const Scalar* x_D, int64_t hidden, float eps, bool centred,
-                                           float* centred_D) {
+[[gnu::always_inline]] inline float center(const Scalar* x_D, int64_t hidden, float eps, bool centered,
+                                           float* centered_D) {
   const int64_t whole = hidden / kRowLanes * kRowLanes;
   const auto count = static_cast<float>(hidden);
   Lanes sums{}, squares{};
   for (int64_t d = 0; d < whole; d += kRowLanes) {
     const Lanes x = lanes_of(x_D + d);
-    __builtin_memcpy(centred_D + d, &x, sizeof(x));
+    __builtin_memcpy(centered_D + d, &x, sizeof(x));
     sums += x;
     squares += x * x;
   }
   float sum = sum_of(sums), square = 0;
   for (int64_t d = whole; d < hidden; ++d) {
-    centred_D[d] = load(x_D[d]);
-    sum += centred_D[d];
-    square += centred_D[d] * centred_D[d];
+    centered_D[d] = load(x_D[d]);
+    sum += centered_D[d];
+    square += centered_D[d] * centered_D[d];
   }
-  if (centred) {
+  if (centered) {
     const float mean = sum / count;
     squares = Lanes{};
     square = 0;
     for (int64_t d = 0; d < whole; d += kRowLanes) {
-      const Lanes x = lanes_of(centred_D + d) - mean;
-      __builtin_memcpy(centred_D + d, &x, sizeof(x));
+      const Lanes x = lanes_of(centered_D + d) - mean;
+      __builtin_memcpy(centered_D + d, &x, sizeof(x));
       squares += x * x;
     }
     for (int64_t d = whole; d < hidden; ++d) {
-      centred_D[d] -= mean;
-      square += centred_D[d] * centred_D[d];
+      centered_D[d] -= mean;
+      square += centered_D[d] * centered_D[d];
     }
   }
   const float variance = (sum_of(squares) + square) / count;
@@ -75,7 +75,7 @@ template <typename Scalar>
 // `residual` is a further gradient of x, or null.
 template <typename Scalar>
 [[gnu::always_inline]] inline void store_norm_gradient(const float* n_D, const float* g_D, int64_t hidden,
-                                                       float inverse, bool centred, const Scalar* residual_D,
+                                                       float inverse, bool centered, const Scalar* residual_D,
                                                        Scalar* grad_x_D) {
   const int64_t whole = hidden / kRowLanes * kRowLanes;
   const auto count = static_cast<float>(hidden);
@@ -90,7 +90,7 @@ template <typename Scalar>
     sum += g_D[d];
     product += g_D[d] * n_D[d];
   }
-  const float mean = centred ? sum / count : 0, projection = product / count;
+  const float mean = centered ? sum / count : 0, projection = product / count;
   if (residual_D == nullptr) {
 #pragma omp simd
     for (int64_t d = 0; d < hidden; ++d) store(grad_x_D + d, inverse * (g_D[d] - mean - n_D[d] * projection));

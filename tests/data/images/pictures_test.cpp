@@ -68,7 +68,7 @@ TEST(Orientation, damaged_data_count_as_upright) {
   EXPECT_EQ(exif_orientation(bytes_of(far)), 1);
 }
 
-TEST(Resize, one_colour_stays_that_colour) {
+TEST(Resize, one_color_stays_that_color) {
   Picture picture(37, 91, 3);
   for (size_t i = 0; i < picture.pixels.size(); ++i)
     picture.pixels[i] = static_cast<uint8_t>(10 + i % 3 * 100);

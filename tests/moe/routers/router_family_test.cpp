@@ -28,7 +28,7 @@ at::Tensor same_for_all(const at::Tensor& z_TE, int64_t count) {
   return at::full({z_TE.size(0)}, count, at::kLong);
 }
 
-Expected renormalised(const at::Tensor& score_TE, const at::Tensor& map_TE) {
+Expected renormalized(const at::Tensor& score_TE, const at::Tensor& map_TE) {
   const at::Tensor kept_TE = score_TE * map_TE;
   return {map_TE, kept_TE / kept_TE.sum(1, /*keepdim=*/true)};
 }
@@ -47,7 +47,7 @@ struct Case {
 Expected by_mass(const Case& c, const at::Tensor& threshold, const at::Tensor& order_TE) {
   const at::Tensor sorted_TE = std::get<0>(c.prob_TE.detach().sort(/*dim=*/-1, /*descending=*/true));
   const at::Tensor count_T = (sorted_TE.cumsum(-1) - sorted_TE).lt(threshold).sum(-1);
-  return renormalised(c.prob_TE, first_of(order_TE, count_T));
+  return renormalized(c.prob_TE, first_of(order_TE, count_T));
 }
 
 struct Method {
@@ -68,13 +68,13 @@ const Method kMethods[] = {
     {"top_k", kTopK, kFixed, kSum,
      [](const Case& c) {
        const int64_t k = config::top_k_of(c.config);
-       return renormalised(c.prob_TE, first_of(order_of(c.prob_TE), same_for_all(c.z_TE, k)));
+       return renormalized(c.prob_TE, first_of(order_of(c.prob_TE), same_for_all(c.z_TE, k)));
      }},
     {"top_k_bias", kTopKBias, kNone, kSum,
      [](const Case& c) {
        const at::Tensor score_TE = c.z_TE.sigmoid(), order_TE = order_of(score_TE + c.bias_E());
        const int64_t k = config::top_k_of(c.config);
-       return renormalised(score_TE, first_of(order_TE, same_for_all(c.z_TE, k)));
+       return renormalized(score_TE, first_of(order_TE, same_for_all(c.z_TE, k)));
      }},
     {"top_p", kTopP, kFixed, kSum,
      [](const Case& c) {
@@ -105,7 +105,7 @@ const Method kMethods[] = {
      [](const Case& c) {
        const at::Tensor bias_E = at::constant_pad_nd(c.bias_E(), {0, c.prob_TE.size(1) - c.bias_E().size(0)});
        const at::Tensor order_TE = order_of(c.prob_TE + bias_E);
-       return renormalised(c.prob_TE, first_of(order_TE, same_for_all(c.z_TE, c.config.max_experts)));
+       return renormalized(c.prob_TE, first_of(order_TE, same_for_all(c.z_TE, c.config.max_experts)));
      },
      3},
     {"dtop_p_zero", kDTopP, kDynamic, kSum,

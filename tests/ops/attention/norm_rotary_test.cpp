@@ -15,9 +15,9 @@ constexpr Case kCases[] = {{0, 1, 2}, {1, 2, 8}, {5, 3, 6}, {130, 2, 40}, {300, 
 constexpr double kEps = 1e-5;
 
 // The reference: torch's operations in double.
-void expect_rotated(const Case& test, at::ScalarType dtype, bool centred, int64_t size, double bound) {
+void expect_rotated(const Case& test, at::ScalarType dtype, bool centered, int64_t size, double bound) {
   SCOPED_TRACE(testing::Message() << test.tokens << " tokens, " << test.heads << " heads of " << test.width
-                                  << (centred ? ", centred" : "") << ", a gain of " << size);
+                                  << (centered ? ", centered" : "") << ", a gain of " << size);
   const int64_t hidden = test.heads * test.width;
   const at::Tensor x = (at::randn({test.tokens, hidden}) * 3 + 1).to(dtype).requires_grad_();
   const at::Tensor gain = (at::randn({size}) + 1).to(dtype).requires_grad_();
@@ -25,26 +25,26 @@ void expect_rotated(const Case& test, at::ScalarType dtype, bool centred, int64_
   const at::Tensor cos = angle.cos(), sin = angle.sin();
   const at::Tensor exact_x = x.detach().to(at::kDouble).requires_grad_();
   const at::Tensor exact_gain = gain.detach().to(at::kDouble).requires_grad_();
-  const at::Tensor y = norm_rotary(x, gain, cos, sin, test.heads, kEps, centred);
+  const at::Tensor y = norm_rotary(x, gain, cos, sin, test.heads, kEps, centered);
   const at::Tensor expected =
-      norm_rotary(exact_x, exact_gain, cos.to(at::kDouble), sin.to(at::kDouble), test.heads, kEps, centred);
+      norm_rotary(exact_x, exact_gain, cos.to(at::kDouble), sin.to(at::kDouble), test.heads, kEps, centered);
   expect_same_gradients(y, expected, {x, gain}, {exact_x, exact_gain}, bound);
 }
 
 TEST(NormRotary, and_its_gradients_match_double_precision) {
   at::manual_seed(2);
   for (const Case& test : kCases) {
-    for (const bool centred : {true, false}) {
+    for (const bool centered : {true, false}) {
       for (const int64_t size : {test.heads * test.width, test.width}) {
-        expect_rotated(test, at::kFloat, centred, size, 1e-5);
-        expect_rotated(test, at::kBFloat16, centred, size, 1.0 / 256);
+        expect_rotated(test, at::kFloat, centered, size, 1e-5);
+        expect_rotated(test, at::kBFloat16, centered, size, 1.0 / 256);
       }
     }
   }
 }
 
 TEST(NormRotary, turns_a_head_by_its_angle) {
-  // Two numbers are normalised to 1 and -1 (up to eps) and rotated by a right angle.
+  // Two numbers are normalized to 1 and -1 (up to eps) and rotated by a right angle.
   const at::Tensor x = at::tensor({5.0F, 1.0F}).view({1, 2});
   const at::Tensor y = norm_rotary(x, at::ones({2}), at::zeros({1, 2}), at::ones({1, 2}), 1, kEps);
   EXPECT_NEAR(y[0][0][0].item<float>(), 1, 1e-5);

@@ -52,7 +52,7 @@ struct Product {
 
 void begin_product(float* sums, const Product& product, const Where& where);
 void wgmma_fence();
-inline void hold(float (&/*sums*/)[128]) {}
+inline void keep_in_registers(float (&/*sums*/)[128]) {}
 void wgmma_commit();
 void wait_for_products_but(int groups, const Where& where);
 template <int kGroups>

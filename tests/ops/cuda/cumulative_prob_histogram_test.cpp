@@ -16,7 +16,7 @@ at::Tensor run_cuda(const at::Tensor& logits_TE, const at::Tensor& scale, std::s
                                         c10::string_view(normalization), max_experts, stride, zero_experts);
 }
 
-// Sums in another order may move a cumulative probability to the neighbouring bin.
+// Sums in another order may move a cumulative probability to the neighboring bin.
 void expect_equal(const at::Tensor& cuda_M, const at::Tensor& cpu_M) {
   const int64_t count = cpu_M.sum().item<int64_t>();
   EXPECT_EQ(cuda_M.sum().item<int64_t>(), count);

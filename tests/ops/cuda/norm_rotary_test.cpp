@@ -18,7 +18,7 @@ constexpr double kEps = 1e-5;
 
 struct Inputs {
   at::Tensor x, gain, cos, sin, grad;
-  bool centred = true;
+  bool centered = true;
 };
 
 // `size`: numbers of the gain.
@@ -34,25 +34,25 @@ at::Tensor run_cuda(const Inputs& in) {
   const PoisonedMemory poisoned;
   return call_cuda<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                               double, bool)>("dtopp::norm_rotary_forward", in.x, in.gain, in.cos, in.sin,
-                                             kEps, in.centred);
+                                             kEps, in.centered);
 }
 
 std::tuple<at::Tensor, at::Tensor> run_cuda_backward(const Inputs& in) {
   const PoisonedMemory poisoned;
   return call_cuda<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                                       const at::Tensor&, const at::Tensor&, double, bool)>(
-      "dtopp::norm_rotary_backward", in.grad, in.x, in.gain, in.cos, in.sin, kEps, in.centred);
+      "dtopp::norm_rotary_backward", in.grad, in.x, in.gain, in.cos, in.sin, kEps, in.centered);
 }
 
-void expect_rotated(const Case& test, at::ScalarType dtype, bool centred, int64_t size, double bound) {
+void expect_rotated(const Case& test, at::ScalarType dtype, bool centered, int64_t size, double bound) {
   SCOPED_TRACE(testing::Message() << test.tokens << " tokens, " << test.heads << " heads of " << test.width
-                                  << (centred ? ", centred" : "") << ", a gain of " << size);
+                                  << (centered ? ", centered" : "") << ", a gain of " << size);
   Inputs in = make_inputs(test, dtype, size);
-  in.centred = centred;
+  in.centered = centered;
   const at::Tensor x = in.x.to(at::kDouble).clone().requires_grad_();
   const at::Tensor gain = in.gain.to(at::kDouble).clone().requires_grad_();
   const at::Tensor expected =
-      norm_rotary(x, gain, in.cos.to(at::kDouble), in.sin.to(at::kDouble), test.heads, kEps, centred);
+      norm_rotary(x, gain, in.cos.to(at::kDouble), in.sin.to(at::kDouble), test.heads, kEps, centered);
   expected.backward(in.grad.to(at::kDouble));
   const at::Tensor y = run_cuda(in);
   ASSERT_EQ(y.sizes(), expected.sizes());
@@ -66,10 +66,10 @@ void expect_rotated(const Case& test, at::ScalarType dtype, bool centred, int64_
 
 TEST(NormRotaryOnHost, and_its_gradients_match_double_precision) {
   for (const Case& test : kCases) {
-    for (const bool centred : {true, false}) {
+    for (const bool centered : {true, false}) {
       for (const int64_t size : {test.heads * test.width, test.width}) {
-        expect_rotated(test, at::kFloat, centred, size, 1e-5);
-        expect_rotated(test, at::kBFloat16, centred, size, 1.0 / 256);
+        expect_rotated(test, at::kFloat, centered, size, 1e-5);
+        expect_rotated(test, at::kBFloat16, centered, size, 1.0 / 256);
       }
     }
   }

@@ -45,12 +45,12 @@ TEST(CudaOnHost, barriers_order_writes_and_reads_of_shared_memory) {
 }
 
 TEST(CudaOnHost, warps_exchange_among_themselves) {
-  std::vector<unsigned> neighbours(kThreads), votes(kThreads);
+  std::vector<unsigned> neighbors(kThreads), votes(kThreads);
   run_block([&] {
-    neighbours[threadIdx.x] = __shfl_xor_sync(0xFFFFFFFFU, threadIdx.x, 1);
+    neighbors[threadIdx.x] = __shfl_xor_sync(0xFFFFFFFFU, threadIdx.x, 1);
     votes[threadIdx.x] = __ballot_sync(0xFFFFFFFFU, threadIdx.x % 2 == 1);
   });
-  for (unsigned thread = 0; thread < kThreads; ++thread) EXPECT_EQ(neighbours[thread], thread ^ 1U);
+  for (unsigned thread = 0; thread < kThreads; ++thread) EXPECT_EQ(neighbors[thread], thread ^ 1U);
   EXPECT_THAT(votes, testing::Each(0xAAAAAAAAU));
 }
 

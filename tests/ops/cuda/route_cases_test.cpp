@@ -1,6 +1,6 @@
 #include "tests/ops/route/route_cases.h"
 
-#include "dtopp/ops/core/poisoned_memory.h"
+#include "tests/ops/cuda/poisoned_memory.h"
 
 namespace dtopp::ops::route_cases {
 namespace {

@@ -33,15 +33,15 @@ TEST(Norm, and_its_gradients_match_double_precision) {
   at::manual_seed(2);
   for (const int64_t tokens : {0, 1, 64, 150}) {
     for (const auto& [type, bound] : kTypes) {
-      for (const bool centred : {false, true}) {
-        SCOPED_TRACE(testing::Message() << tokens << " tokens, " << type << (centred ? ", centred" : ""));
+      for (const bool centered : {false, true}) {
+        SCOPED_TRACE(testing::Message() << tokens << " tokens, " << type << (centered ? ", centered" : ""));
         std::vector<at::Tensor> in, exact;
         for (const auto& sizes : {std::vector<int64_t>{tokens, 77}, std::vector<int64_t>{77}}) {
           in.push_back((at::randn(sizes) * 2 + 1).to(type).requires_grad_());
           exact.push_back(in.back().detach().to(at::kDouble).requires_grad_());
         }
-        expect_same_gradients(norm(in[0], in[1], kEps, centred).y, norm(exact[0], exact[1], kEps, centred).y,
-                              in, exact, bound);
+        expect_same_gradients(norm(in[0], in[1], kEps, centered).y,
+                              norm(exact[0], exact[1], kEps, centered).y, in, exact, bound);
       }
     }
   }

@@ -89,7 +89,7 @@ TEST(Route, one_expert_always_has_gate_one) {
   EXPECT_EQ(out.entropy.item<float>(), 0.0F);
 }
 
-TEST(Route, without_renormalisation_gates_are_the_probabilities) {
+TEST(Route, without_renormalization_gates_are_the_probabilities) {
   const RouteOutput out = run(logits_of({0.5F, 0.25F, 0.25F}), {.threshold = 0.6, .renormalize = false});
   EXPECT_LT(reference::error(out.gates_TE, row({0.5F, 0.25F, 0})), 1e-6);
   const RouteOutput normal = run(logits_of({0.5F, 0.25F, 0.25F}), {.threshold = 0.6});
@@ -138,7 +138,7 @@ RC_GTEST_PROP(RouteProperty, chooses_what_a_sort_of_its_probabilities_chooses, (
   const double threshold = *rc::gen::inRange(1, 1000) / 1000.0;
   const int64_t top_k = *rc::gen::inRange<int64_t>(0, experts + 1);
   const int64_t cap = *rc::gen::inRange<int64_t>(0, experts + 2);
-  // All experts without renormalisation: the op's own float probabilities, so that no rounding changes the
+  // All experts without renormalization: the op's own float probabilities, so that no rounding changes the
   // set.
   const at::Tensor prob =
       run(logits, {.normalization = normalization, .top_k = experts, .renormalize = false}).gates_TE[0];

@@ -1,5 +1,5 @@
 // Tests that the operators use the bfloat16 tiles in this program, which also contains the operators' own
-// tests, and tests the behaviour specific to these tiles.
+// tests, and tests the behavior specific to these tiles.
 #include <gtest/gtest.h>
 
 #include "dtopp/ops/attention/attention.h"

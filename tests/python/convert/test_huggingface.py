@@ -17,8 +17,8 @@ from refusal import assert_refused
 from safetensors.torch import load_file, save_file
 from vllm_stand_in import fused_experts
 
-NAMES = ["dense", "dense_untied", "top_k", "top_1_without_renormalisation", "top_p", "top_p_capped", "dtop_p", "dtop_p_rms",
-         "dtop_p_layer", "dtop_p_without_renormalisation", "dtop_p_gqa", "dtop_p_norm_of_each_head", "dtop_p_without_qk_norm",
+NAMES = ["dense", "dense_untied", "top_k", "top_1_without_renormalization", "top_p", "top_p_capped", "dtop_p", "dtop_p_rms",
+         "dtop_p_layer", "dtop_p_without_renormalization", "dtop_p_gqa", "dtop_p_norm_of_each_head", "dtop_p_without_qk_norm",
          "dtop_p_shared_experts", "dtop_p_shared_gate", "dtop_p_zero_experts", "dtop_p_zero_experts_that_copy",
          "dtop_p_expert_normalization_zero_experts", "dtop_p_l2_gates", "top_k_l2_gates", *ROUTERS]
 BOUND = 2e-5

@@ -44,7 +44,7 @@ def webp_claiming(width, height):
 
 
 def jpeg_of_scans(scans, side=8):
-    """A valid progressive JPEG of a grey square, with a separate scan for each bit of each coefficient."""
+    """A valid progressive JPEG of a gray square, with a separate scan for each bit of each coefficient."""
     def segment(marker, data):
         return bytes([0xFF, marker]) + struct.pack(">H", len(data) + 2) + bytes(data)
     one_symbol = [1] + 15 * [0] + [0]  # a Huffman table: the code 0 means 0

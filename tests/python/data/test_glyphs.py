@@ -37,7 +37,7 @@ def test_a_seed_gives_the_same_pictures_each_time_and_another_others(tars, tmp_p
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".tar"] == []
 
 
-def test_digits_take_turns_in_bright_colours_on_a_dark_ground(tars):
+def test_digits_take_turns_in_bright_colors_on_a_dark_ground(tars):
     with tarfile.open(tars[1]) as tar:
         assert tar.getnames()[:12] == [f"{i % 10}/{i:05d}.png" for i in range(12)]
     pictures, labels = glyphs.read_tar(tars[1], 200)
@@ -53,7 +53,7 @@ def test_the_probe_knows_held_out_digits_and_is_not_fooled(tars):
     pictures, labels = glyphs.read_tar(tars[1], 200)
     assert probe.share_right(pictures, labels) >= 0.99
     assert probe.share_right(pictures, (labels + 1) % 10) <= 0.01
-    assert probe.share_right(np.roll(255 - pictures, 1, axis=3), labels) >= 0.95, "in other colours, dark on bright"
+    assert probe.share_right(np.roll(255 - pictures, 1, axis=3), labels) >= 0.95, "in other colors, dark on bright"
     noise = np.random.default_rng(1).integers(0, 256, pictures.shape, dtype=np.uint8)
     assert probe.share_right(noise, labels) < 0.3
     assert probe.share_right(np.full_like(pictures, 40), labels) <= 0.15, "an empty picture is one class at most"

@@ -26,7 +26,7 @@ def animation(picture):
     return encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True)
 
 
-def sixteen_bit_grey(picture):
+def sixteen_bit_gray(picture):
     """16-bit values: high bytes from the picture, low bytes all set, so rounding instead of truncation would
     show."""
     return Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 256 + 255)
@@ -43,15 +43,15 @@ KINDS = {
     "jpeg": lambda p: encoded(p, "JPEG", quality=90),
     "jpeg_444": lambda p: encoded(p, "JPEG", quality=95, subsampling=0),
     "jpeg_progressive": lambda p: encoded(p, "JPEG", progressive=True),
-    "jpeg_grey": lambda p: encoded(p.convert("L"), "JPEG"),
+    "jpeg_gray": lambda p: encoded(p.convert("L"), "JPEG"),
     "jpeg_cmyk": lambda p: encoded(p.convert("CMYK"), "JPEG"),
     "png": lambda p: encoded(p, "PNG"),
-    "png_grey": lambda p: encoded(p.convert("L"), "PNG"),
+    "png_gray": lambda p: encoded(p.convert("L"), "PNG"),
     "png_palette": lambda p: encoded(p.quantize(60), "PNG"),
     "png_palette_transparent": lambda p: encoded(p.quantize(60), "PNG", transparency=3),
     "png_bilevel": lambda p: encoded(p.convert("1"), "PNG"),
     "png_alpha": lambda p: encoded(with_alpha(p), "PNG"),
-    "png_grey_alpha": lambda p: encoded(with_alpha(p).convert("LA"), "PNG"),
+    "png_gray_alpha": lambda p: encoded(with_alpha(p).convert("LA"), "PNG"),
     "webp": lambda p: encoded(p, "WEBP", quality=80),
     "webp_lossless": lambda p: encoded(p, "WEBP", lossless=True),
     "webp_alpha": lambda p: encoded(with_alpha(p), "WEBP", lossless=True, exact=True),
@@ -78,7 +78,7 @@ def test_every_kind_of_picture_is_pillows_within_one_level(dtopp_binary, tmp_pat
 
 def test_sixteen_bits_keep_their_high_byte(dtopp_binary, tmp_path):
     picture = photograph(1, 40, 40)
-    write_tar(tmp_path / "a.tar", {"a.png": encoded(sixteen_bit_grey(picture), "PNG")})
+    write_tar(tmp_path / "a.tar", {"a.png": encoded(sixteen_bit_gray(picture), "PNG")})
     prepare(dtopp_binary, [tmp_path / "a.tar"], tmp_path / "out", "--channels", "1")
     assert np.array_equal(pictures(tmp_path / "out")[0][..., 0], np.asarray(picture.convert("L")))
 

@@ -35,7 +35,7 @@ def random(directory, tmp_path_factory):
     """A copy of the run with other weights."""
     copy = tmp_path_factory.mktemp("random") / directory.name
     shutil.copytree(directory, copy)
-    return tiny_diffusion.randomise(copy)
+    return tiny_diffusion.randomize(copy)
 
 
 def evaluate(directory, *arguments, status=0):

@@ -98,9 +98,9 @@ def test_precision_and_recall_are_those_of_the_balls(monkeypatch):
     monkeypatch.setattr(judge_samples, "BLOCK", 7)
     samples, real = 0.5 * gaussian(1, 30, 2), gaussian(2, 30, 2)
 
-    def share(points, centres):
-        radii = [sorted(np.linalg.norm(centre - other) for other in centres)[3] for centre in centres]
-        return np.mean([any(np.linalg.norm(point - c) <= r for c, r in zip(centres, radii)) for point in points])
+    def share(points, centers):
+        radii = [sorted(np.linalg.norm(center - other) for other in centers)[3] for center in centers]
+        return np.mean([any(np.linalg.norm(point - c) <= r for c, r in zip(centers, radii)) for point in points])
 
     expected = share(samples, real), share(real, samples)
     assert 0 < expected[1] < expected[0]

@@ -63,7 +63,7 @@ CASES = {"flow": {}, "ddpm": {"model": DENSE, "diffusion": {"objective": "ddpm"}
 
 
 def made(tmp_path_factory, name, **sections):
-    return tiny_diffusion.randomise(tiny_diffusion.train(tmp_path_factory.mktemp(name), **sections))
+    return tiny_diffusion.randomize(tiny_diffusion.train(tmp_path_factory.mktemp(name), **sections))
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def test_route(seed, draw):
         return
     sum((t * w).sum() for t, w in zip([gates, *sums], weights)).backward()
     sum((t * w).sum() for t, w in zip([expected, *exact_sums], weights)).backward()
-    # The gradient of a normalised logit is a difference of terms of size theta / sigma.
+    # The gradient of a normalized logit is a difference of terms of size theta / sigma.
     largest = exact.grad.abs().max().clamp_min(1e-3)
     if options["normalization"] != "none":
         largest = torch.maximum(largest, 0.1 * exact_scale.detach() / deviation(exact.detach()))

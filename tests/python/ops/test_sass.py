@@ -43,7 +43,7 @@ def of(code, *names):
     return [name for op, _ in code for name in names if op == name or op.startswith(name + ".")]
 
 
-def test_products_are_not_serialised(kernels):
+def test_products_are_not_serialized(kernels):
     """Each stage has four products, and the next stage begins before the wait for the previous one."""
     for name, code in kernels.items():
         groups = re.findall(r"a*(h+)", "".join({"HGMMA": "h", "WARPGROUP.ARRIVE": "a", "WARPGROUP.DEPBAR": "w"}[op] for op in

@@ -23,8 +23,8 @@ def stack(**options):
 def by_hand(moe, x, bias):
     """The gates, in double precision, of the two experts with the largest probability plus bias."""
     logits = (x @ moe.gate.weight.T).double()
-    centred = logits - logits.mean(-1, keepdim=True)
-    prob = (moe.gate.scale * centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()).softmax(-1)
+    centered = logits - logits.mean(-1, keepdim=True)
+    prob = (moe.gate.scale * centered / (centered.square().mean(-1, keepdim=True) + 1e-6).sqrt()).softmax(-1)
     chosen = torch.zeros_like(prob).scatter(1, (prob + bias).topk(2).indices, 1)
     return prob * chosen / (prob * chosen).sum(-1, keepdim=True)
 

@@ -1,4 +1,4 @@
-"""Ranks on two hosts: their listening addresses, and their behaviour if the network is cut in the middle of a
+"""Ranks on two hosts: their listening addresses, and their behavior if the network is cut in the middle of a
 step."""
 
 import re

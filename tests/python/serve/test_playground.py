@@ -67,10 +67,10 @@ def test_a_text_streams_in_the_colors_of_its_experts(page, server):
         assert int(row[2]) == expected["usage"]["completion_tokens"]
     tokens = page.locator("#text .token")
     experts = [float(value) for value in tokens.evaluate_all("tokens => tokens.map(token => token.dataset.experts)")]
-    colours = tokens.evaluate_all("tokens => tokens.map(token => getComputedStyle(token).backgroundColor)")
+    colors = tokens.evaluate_all("tokens => tokens.map(token => getComputedStyle(token).backgroundColor)")
     # Equal numbers have equal colors, different ones different colors.
     assert len(set(experts)) > 1
-    assert len(set(zip(experts, colours))) == len(set(experts)) and len(set(colours)) == len(set(experts))
+    assert len(set(zip(experts, colors))) == len(set(experts)) and len(set(colors)) == len(set(experts))
     assert page.locator("#scale-high").text_content() == f"{max(experts):.1f}"
     page.get_by_role("button", name="Continue this text").click()
     finish(page, 3)

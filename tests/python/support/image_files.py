@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 
 def photograph(seed, width, height):
-    """Smooth colours with edges and noise, like a photograph."""
+    """Smooth colors with edges and noise, like a photograph."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width] / max(width, height)
     planes = [np.sin(6 * (x * rng.normal() + y * rng.normal()) + rng.uniform(0, 6)) for _ in range(3)]
@@ -39,7 +39,7 @@ def resize(picture, width, height, resample):
     return picture.resize((width, picture.height), resample).resize((width, height), resample)
 
 
-def centre_crop(picture, size):
+def center_crop(picture, size):
     """Computes ADM's center_crop_arr (guided_diffusion/image_datasets.py)."""
     while min(*picture.size) >= 2 * size:
         picture = resize(picture, *(x // 2 for x in picture.size), Image.BOX)
@@ -53,7 +53,7 @@ def centre_crop(picture, size):
 def expected(file, size=None, mode="RGB"):
     """Pillow's pixels of a picture file, [height, width, channels]."""
     picture = ImageOps.exif_transpose(Image.open(io.BytesIO(file))).convert(mode)
-    pixels = centre_crop(picture, size) if size else np.array(picture)
+    pixels = center_crop(picture, size) if size else np.array(picture)
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 

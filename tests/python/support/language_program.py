@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load, load_file, save_file
 
-# A wide initialisation and three large steps make routing far from uniform, and no gain or theta stays 1. The
+# A wide initialization and three large steps make routing far from uniform, and no gain or theta stays 1. The
 # coefficients are large enough for every loss to show in the gradients.
 COMMON = {
     "model.init_std": 0.15, "training.steps": 3, "optimizer.lr": 0.05, "optimizer.warmup_steps": 1,
@@ -28,7 +28,7 @@ CASES = {
     "dense_untied": {"model.num_experts": 1, "model.tie_embeddings": "false"},
     "top_k": {"routing.method": "top_k", "routing.experts": 3, "routing.normalization": "fixed"},
     "top_k_of_all": {"routing.method": "top_k", "routing.experts": 8, "routing.normalization": "none"},
-    "top_1_without_renormalisation": {"routing.method": "top_k", "routing.experts": 1, "routing.renormalize": "false",
+    "top_1_without_renormalization": {"routing.method": "top_k", "routing.experts": 1, "routing.renormalize": "false",
                                       "routing.normalization": "none"},
     "top_k_dynamic": {"routing.method": "top_k", "routing.experts": 2},
     "top_p": {"routing.method": "top_p", "routing.threshold": 0.6, "routing.normalization": "none"},
@@ -38,7 +38,7 @@ CASES = {
     "dtop_p_rms": {"model.norm": "rms"},
     "dtop_p_of_all": {"routing.experts": 8, "routing.threshold": 0.99999},
     "dtop_p_layer": {"routing.scope": "layer", "routing.experts": "[2, 5]"},
-    "dtop_p_without_renormalisation": {"routing.renormalize": "false", "model.tie_embeddings": "false"},
+    "dtop_p_without_renormalization": {"routing.renormalize": "false", "model.tie_embeddings": "false"},
     "dtop_p_l2_gates": {"routing.renormalize": "l2", "model.zero_experts": 4},
     "top_k_l2_gates": {"routing.method": "top_k", "routing.experts": 3, "routing.renormalize": "l2"},
     "dtop_p_z_of_normalized_logits": {"loss.router_z_on": "normalized", "loss.router_z": 0.1},
@@ -68,7 +68,7 @@ OWN_GATES = {"routing.normalization": "none", "routing.renormalize": "false", "l
 ROUTERS = {
     "top_k_bias": {"routing.method": "top_k_bias", "routing.experts": 3, "routing.normalization": "none", "routing.bias_rate": 0.1,
                    "routing.gate_scale": 1.5},
-    "top_k_bias_without_renormalisation": {"routing.method": "top_k_bias", "routing.experts": 2, "routing.normalization": "none",
+    "top_k_bias_without_renormalization": {"routing.method": "top_k_bias", "routing.experts": 2, "routing.normalization": "none",
                                            "routing.renormalize": "false", "routing.bias_rate": 0.1},
     "top_k_bias_zero_experts": {"routing.method": "top_k_bias", "routing.max_experts": 5, "routing.bias_rate": 0.2,
                                 "model.zero_experts": 4},

@@ -148,10 +148,10 @@ def crash_states(log, root, generator, samples=8):
                 yield tree, list(disk.marks), f"after call {number}: {line[:200]}"
 
 
-def materialise(tree, path):
+def materialize(tree, path):
     if isinstance(tree, bytes):
         path.write_bytes(tree)
         return
     path.mkdir()
     for name, child in tree.items():
-        materialise(child, path / name)
+        materialize(child, path / name)

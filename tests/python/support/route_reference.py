@@ -25,8 +25,8 @@ def softmax_inputs(logits, scale, normalization):
     z = logits.double()
     if normalization == "none":
         return z
-    centred = z - z.mean(-1, keepdim=True)
-    s = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+    centered = z - z.mean(-1, keepdim=True)
+    s = centered / (centered.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
     return s * scale.double() if normalization == "dynamic" else s
 
 

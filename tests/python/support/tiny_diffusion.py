@@ -96,7 +96,7 @@ def checkpoint_of(directory):
     return sorted((pathlib.Path(directory) / "run/checkpoints").iterdir())[-1]
 
 
-def randomise(directory):
+def randomize(directory):
     """Replaces the newest checkpoint's weights by others, none of them 0 or 1, and the average by different
     ones."""
     checkpoint = checkpoint_of(directory)

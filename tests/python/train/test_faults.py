@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import tiny_run
-from power_loss import crash_states, materialise
+from power_loss import crash_states, materialize
 
 BUILD = Path(os.environ.get("DTOPP_BUILD", Path(__file__).parents[3] / "build" / "release"))
 DRIVER = BUILD / "bin" / "checkpoint_driver"
@@ -271,7 +271,7 @@ def test_power_lost_after_every_call(scratch):
     runs = []
     for i, (tree, _, _) in enumerate(states):
         runs.append(scratch / f"state-{i}")
-        materialise(tree, runs[-1])
+        materialize(tree, runs[-1])
     for path, result, (_, items, where) in zip(runs, check(runs), states, strict=True):
         assert_nothing_lost(path, result, items, where)
     assert any(sorted(result["steps"]) == FINAL_STEPS for result in check(runs[-5:]))

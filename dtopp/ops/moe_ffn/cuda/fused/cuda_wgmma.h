@@ -56,7 +56,7 @@ __device__ void wgmma_wait() {
 
 // Keeps the compiler from moving uses of the sums across this point. Call it before the first instruction and
 // after the last wait.
-__device__ inline void hold(float (&sums)[kWgmmaSums]) {
+__device__ inline void keep_in_registers(float (&sums)[kWgmmaSums]) {
 #pragma unroll
   for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
 }
@@ -97,7 +97,7 @@ __device__ inline void wgmma(float (&sums)[kWgmmaSums], uint64_t a, uint64_t b, 
 
 #else
 
-using cuda_on_host::hold;
+using cuda_on_host::keep_in_registers;
 using cuda_on_host::wgmma;
 using cuda_on_host::wgmma_commit;
 using cuda_on_host::wgmma_fence;

@@ -146,7 +146,7 @@ __device__ void multiply_tiles(const Gemm& in, const typename Shape::Tiles& tile
       }
       if (n < tiles.tiles()) next = tiles[n];
       wgmma_wait<0>();
-      hold(sums);
+      keep_in_registers(sums);
       give_back();
     } else {
       if (n < tiles.tiles()) next = tiles[n];
