@@ -19,7 +19,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/random.h"
-#include "dtopp/distributed/delayed_collectives.h"
+#include "benchmarks/delayed_collectives.h"
 #include "dtopp/models/make_model.h"
 #include "dtopp/plan/expert_parallel.h"
 #include "dtopp/train/trainer.h"

@@ -1,5 +1,9 @@
 #include "cli/console.h"
 
+#include <fcntl.h>
+#include <link.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -8,13 +12,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <filesystem>
+#include <span>
 #include <string>
 #include <system_error>
-
-#include <fcntl.h>
-#include <unistd.h>
+#include <vector>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/hash.h"
 #include "dtopp/launch/child_process.h"
 
 namespace dtopp::cli {
@@ -106,6 +111,27 @@ void ConsoleWatch::update(uint64_t done) {
 
 void ConsoleWatch::message(const std::string& text) {
   if (shows_) print_message(text);
+}
+
+namespace {
+
+// dl_iterate_phdr calls this for every loaded file. The executable comes first and has no name.
+int add_own_file(dl_phdr_info* info, size_t /*size*/, void* files) {
+  const std::filesystem::path path = info->dlpi_name;
+  auto& own = *static_cast<std::vector<std::filesystem::path>*>(files);
+  if (own.empty()) own.emplace_back("/proc/self/exe");
+  if (path.filename().string().starts_with("libdtopp_")) own.push_back(path);
+  return 0;
+}
+
+}  // namespace
+
+std::string program_version() {
+  std::vector<std::filesystem::path> files;
+  ::dl_iterate_phdr(add_own_file, &files);
+  std::string hashes;
+  for (const std::filesystem::path& file : files) hashes += hash_file(file);
+  return DTOPP_VERSION ", build " + hash_bytes(std::as_bytes(std::span(hashes))).substr(0, 12);
 }
 
 }  // namespace dtopp::cli

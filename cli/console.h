@@ -10,7 +10,6 @@
 #include "dtopp/inference/watch.h"
 
 namespace dtopp::cli {
-
 // Makes standard input, output and error safe for a long-running program.
 
 // Prints the line "dtopp: TEXT" to standard error.
@@ -66,5 +65,11 @@ class ConsoleWatch final : public inference::Watch {
   bool shows_;
   std::optional<ProgressBar> bar_;
 };
+
+// Identifies the program's build, so that ranks can check that all of them run the same one.
+
+// Returns, for example, "0.1.0, build 1b2c…": the version and a checksum of the executable and dtopp's
+// libraries.
+std::string program_version();
 
 }  // namespace dtopp::cli

@@ -7,7 +7,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "cli/program_version.h"
+#include "cli/console.h"
 #include "dtopp/distributed/cluster.h"
 #include "dtopp/distributed/failure.h"
 #include "dtopp/launch/launch_environment.h"

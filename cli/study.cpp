@@ -13,7 +13,6 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/option_checks.h"
-#include "cli/program_version.h"
 #include "cli/ranks.h"
 #include "cli/run_cost.h"
 #include "dtopp/base/cpu_cores.h"

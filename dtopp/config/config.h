@@ -25,7 +25,6 @@
 #include "dtopp/config/config_tree.h"
 
 namespace dtopp::config {
-
 // A value of the right type that is not allowed. A caller that knows the file adds the location.
 struct InvalidValue : UsageError {
   InvalidValue(const std::string& key, const std::string& cause) : UsageError(key + ": " + cause), key(key) {}
@@ -182,5 +181,18 @@ std::string nearest_key(const std::string& key, const std::vector<std::string>& 
 // "did you mean NEAREST?", or "LIST a, b" with the words of `listed` if no known word is near.
 std::string suggest(const std::string& word, const std::vector<std::string>& known, const std::string& list,
                     const std::vector<std::string>& listed);
+
+// Checks bounds that values of several sections share. Throws InvalidValue, which names the key.
+
+// A value that is 0 because its key is missing, or because it is set to 0.
+struct MissingValue : InvalidValue {
+  using InvalidValue::InvalidValue;
+};
+
+void require_at_least(const char* key, int64_t least, int64_t value);
+void require_between(const char* key, int64_t least, int64_t most, int64_t value);
+void require_between(const char* key, double least, double most, double value);
+void require_not_negative(const char* key, double value);
+void require_threshold(const char* key, double value);  // in (0, 1)
 
 }  // namespace dtopp::config

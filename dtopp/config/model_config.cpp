@@ -3,7 +3,6 @@
 #include <string>
 
 #include "dtopp/config/config.h"
-#include "dtopp/config/value_bounds.h"
 
 namespace dtopp::config {
 namespace {

@@ -8,7 +8,6 @@
 #include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
 #include "dtopp/config/model_config.h"
-#include "dtopp/config/value_bounds.h"
 
 namespace dtopp::config {
 namespace {

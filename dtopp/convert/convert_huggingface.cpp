@@ -16,7 +16,6 @@
 #include "dtopp/convert/python_code.h"
 #include "dtopp/data/text/tokenizer.h"
 #include "dtopp/models/language_model.h"
-#include "dtopp/moe/router_state.h"
 #include "dtopp/moe/routers/make_router.h"
 #include "dtopp/ops/core/host_copy.h"
 

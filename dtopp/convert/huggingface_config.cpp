@@ -9,7 +9,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
-#include "dtopp/config/value_bounds.h"
+#include "dtopp/config/config.h"
 
 namespace dtopp::convert {
 namespace {

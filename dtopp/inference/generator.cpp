@@ -11,7 +11,7 @@
 #include "dtopp/moe/router.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/gemm/linear.h"
-#include "dtopp/ops/route/route_selected.h"
+#include "dtopp/ops/route/route.h"
 
 namespace dtopp::inference {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "dtopp/config/config.h"
 #include "dtopp/moe/experts.h"
-#include "dtopp/ops/cuda/cuda_limits.h"
+#include "dtopp/ops/cuda/cuda_types.h"
 
 namespace dtopp::models {
 namespace {

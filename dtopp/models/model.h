@@ -1,7 +1,7 @@
 // Describes a model as one record, independent of its type.
 //
-// A model type is a folder next to this file with a make_ function, and one row of the table in
-// registry/make_model.cpp.
+// A model type is one or two files beside this one with a make_ function, and one row of the table in
+// make_model.cpp.
 #pragma once
 
 #include <cstdint>

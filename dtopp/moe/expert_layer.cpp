@@ -7,8 +7,7 @@
 #include "dtopp/ops/gemm/linear.h"
 #include "dtopp/ops/gemm/router_linear.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
-#include "dtopp/ops/moe_ffn/moe_ffn_by_row.h"
-#include "dtopp/ops/route/route_selected.h"
+#include "dtopp/ops/route/route.h"
 
 namespace dtopp::moe {
 namespace {

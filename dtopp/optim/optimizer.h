@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/config/optimizer_config.h"
+#include "dtopp/config/run_config.h"
 #include "dtopp/distributed/shard_layout.h"
 #include "dtopp/ops/core/torch.h"
 #include "dtopp/parameters/parameters.h"

@@ -134,7 +134,7 @@ struct Plan {
 // Plans a run on a CUDA device (kCuda) or, for every other value, on a CPU. The degree of expert parallelism
 // is that of `dims`, because the configured one may be auto.
 //
-// Throws:        InvalidValue if sizes overflow or exceed the limits of the CUDA kernels (cuda_limits.h), if
+// Throws:        InvalidValue if sizes overflow or exceed the limits of the CUDA kernels (cuda_types.h), if
 //                the dims are not possible (check_dims), or if a rank has no micro-batch
 Plan make_plan(const config::RunConfig& config, const distributed::ParallelDims& dims = {},
                config::Device device = config::Device::kCpu);

@@ -3,10 +3,10 @@
 #include <cmath>
 #include <vector>
 
-#include "dtopp/base/median.h"
 #include "dtopp/report/numbers.h"
 #include "dtopp/report/sections.h"
 #include "dtopp/runs/run_directory.h"
+#include "dtopp/study/statistics.h"
 
 namespace dtopp::report {
 namespace {
@@ -122,10 +122,10 @@ std::vector<UnusualStep> loss_spikes(const ReportRun& run) {
   for (size_t i = kBefore; i < finite.values.size(); ++i) {
     const auto end = finite.values.begin() + static_cast<std::ptrdiff_t>(i);
     std::vector<double> before(end - kBefore, end);
-    const double level = dtopp::median(before);
+    const double level = study::median(before);
     for (double& value : before) value = std::abs(value - level);
     const double height = finite.values[i] - level;
-    if (height > kFactor * dtopp::median(before) && height > 0)
+    if (height > kFactor * study::median(before) && height > 0)
       found.push_back(
           {finite.steps[i], "loss " + fixed(finite.values[i], 3) + " after " + fixed(level, 3), height});
   }

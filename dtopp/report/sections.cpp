@@ -7,7 +7,6 @@
 #include <map>
 
 #include "dtopp/base/format.h"
-#include "dtopp/base/median.h"
 #include "dtopp/report/numbers.h"
 #include "dtopp/study/statistics.h"
 
@@ -106,7 +105,7 @@ std::string value_text(const ReportRun& run, const std::string& metric, int digi
 
 double median(const runs::Series& series) {
   const std::vector<double> values = finite_values(series);
-  return values.empty() ? kNaN : dtopp::median(values);
+  return values.empty() ? kNaN : study::median(values);
 }
 
 std::vector<ReportLine> RunDrawing::lines(const std::string& metric, const LineStyle& style) {

@@ -14,9 +14,9 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
-#include "dtopp/base/median.h"
 #include "dtopp/runs/run_history.h"
 #include "dtopp/study/results.h"
+#include "dtopp/study/statistics.h"
 
 namespace dtopp::study {
 namespace {

@@ -5,6 +5,7 @@
 // 91 % of cases instead of 95 %.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -15,6 +16,13 @@
 #include "dtopp/runs/run_history.h"
 
 namespace dtopp::study {
+
+// The median of at least one number. For an even count it is the larger of the two middle numbers.
+inline double median(std::vector<double> numbers) {
+  const auto middle = numbers.begin() + std::ssize(numbers) / 2;
+  std::ranges::nth_element(numbers, middle);
+  return *middle;
+}
 // A confidence interval: mean ± half_width, from `n` values. `mean` is nullopt if there is no value or one is
 // not finite. `half_width` is nullopt then and for a single value.
 struct Interval {

@@ -19,7 +19,7 @@
 #include "dtopp/device/known_devices.h"
 #include "dtopp/distributed/rank_agreement.h"
 #include "dtopp/models/batch.h"
-#include "dtopp/moe/router_state.h"
+#include "dtopp/moe/routers/make_router.h"
 #include "dtopp/runs/run_history.h"
 #include "dtopp/train/profile.h"
 #include "dtopp/train/start.h"

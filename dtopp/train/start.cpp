@@ -22,7 +22,7 @@
 #include "dtopp/device/device.h"
 #include "dtopp/distributed/rank_agreement.h"
 #include "dtopp/models/make_model.h"
-#include "dtopp/moe/router_state.h"
+#include "dtopp/moe/routers/make_router.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/core/simd.h"
 #include "dtopp/ops/gemm/linear.h"

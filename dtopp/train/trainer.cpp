@@ -13,7 +13,6 @@
 #include "dtopp/distributed/tree_sum.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/models/solve_thresholds.h"
-#include "dtopp/moe/router_state.h"
 #include "dtopp/moe/routers/make_router.h"
 #include "dtopp/moe/token_dispatcher.h"
 #include "dtopp/optim/optimizer.h"

@@ -1,4 +1,4 @@
-#include "dtopp/distributed/delayed_collectives.h"
+#include "benchmarks/delayed_collectives.h"
 
 #include <gtest/gtest.h>
 

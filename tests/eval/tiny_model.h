@@ -9,7 +9,6 @@
 
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/inference/inference_model.h"
-#include "dtopp/moe/router_state.h"
 #include "dtopp/moe/routers/make_router.h"
 #include "dtopp/parameters/parameters.h"
 

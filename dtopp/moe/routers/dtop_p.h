@@ -11,7 +11,7 @@
 //
 // Anti-windup: if p is beyond a bound and e pushes it further, sum_e omits e and p is the bound.
 //
-// routing.controller: solve computes p from the step's curve a(p) (active_expert_curve.h). It aims at T plus
+// routing.controller: solve computes p from the step's curve a(p) (solving.h). It aims at T plus
 // half of the accumulated error, with T of the coming step (routing.schedule):
 //
 // sum_e += e, except for the step of p_0        a(p) = T + E sum_e / 2
@@ -29,7 +29,7 @@
 #include <string>
 
 #include "dtopp/config/routing_config.h"
-#include "dtopp/moe/active_expert_curve.h"
+#include "dtopp/moe/routers/solving.h"
 #include "dtopp/ops/core/named_tensors.h"
 
 namespace dtopp::moe {

@@ -12,7 +12,7 @@
 
 #include "dtopp/base/random.h"
 #include "dtopp/moe/router.h"
-#include "dtopp/ops/route/route_selected.h"
+#include "dtopp/ops/route/route.h"
 
 namespace dtopp::moe {
 namespace {

@@ -21,7 +21,7 @@ namespace dtopp::ops {
 //                D / num_heads and even
 // Returns:       [T, num_heads, K] of x's type
 // Throws:        c10::Error "norm_rotary…" if the shapes, types or devices do not fit, or if N exceeds
-//                kWidestNorm on a CUDA device (cuda_limits.h)
+//                kWidestNorm on a CUDA device (cuda_types.h)
 at::Tensor norm_rotary(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
                        const at::Tensor& sin_TK, int64_t num_heads, double eps, bool centered = true);
 

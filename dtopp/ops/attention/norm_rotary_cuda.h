@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "dtopp/ops/cuda/cuda_limits.h"
 #include "dtopp/ops/cuda/cuda_types.h"
 
 namespace dtopp::ops::cuda {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
-#include "dtopp/ops/cuda/cuda_limits.h"
 #include "dtopp/ops/cuda/cuda_types.h"
 
 namespace dtopp::ops::cuda {

@@ -11,7 +11,6 @@
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp::ops {
-
 //   x_TD          [T, D]       f32, bf16 or f64
 //   gates_TE      [T, E]       f32 (f64 for f64 x); 0 for experts that the token did not select (route.h)
 //   gate_up_proj  [E, 2F, D]   x's type: F rows of W_gate, then F rows of W_up
@@ -32,8 +31,18 @@ namespace dtopp::ops {
 // counts with capacity and repeat the step.
 //
 // Throws:        c10::Error "moe_ffn: …" if shapes, types or devices do not fit, or if they exceed the limits
-//                of a CUDA device (cuda_limits.h)
+//                of a CUDA device (cuda_types.h)
 at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                    const at::Tensor& down_proj, int64_t capacity = 0, bool recompute = false);
+
+// The expert FFNs of tokens that are generated: moe_ffn (moe_ffn.h) without gradients.
+//
+// On a CPU in bf16, a step reads the weights of each expert that any token selected once, without packing
+// them. The tokens of such a step have few rows per expert, so memory is what limits it.
+
+// On a CPU (in bf16: without AMX), a row of y does not depend on the other rows. Arguments, result and errors
+// are those of moe_ffn.
+at::Tensor moe_ffn_by_row(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                          const at::Tensor& down_proj);
 
 }  // namespace dtopp::ops

@@ -4,7 +4,7 @@
 // Then it computes the weights' gradients d_pre^T x and dy^T (r A). Threads share their rows in proportion to
 // their cost. Rows of x and dy are gathered while they are packed and are never copied. If threads share
 // columns, each computes its columns of d_pre and r A first, then its columns of dx.
-#include "dtopp/ops/moe_ffn/moe_ffn_backward_columns_cpu.h"
+#include "dtopp/ops/moe_ffn/moe_ffn_backward_cpu.h"
 
 namespace dtopp::ops {
 namespace {

@@ -2,7 +2,7 @@
 // of experts. Every thread then adds its packs over the list, in fp32 (f64), and rounds once. There are no
 // atomic additions.
 #include "dtopp/ops/cuda/cuda_kernel.h"
-#include "dtopp/ops/cuda/cuda_limits.h"
+#include "dtopp/ops/cuda/cuda_types.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cuda.h"
 
 namespace dtopp::ops::cuda {

@@ -34,7 +34,6 @@
 #include "dtopp/ops/route/route_rule.h"
 
 namespace dtopp::ops {
-
 // "f32" below is f64 for f64 logits. Means are over tokens, and 0 if there are no tokens.
 struct RouteOutput {
   at::Tensor gates_TE;             // f32
@@ -61,12 +60,26 @@ struct RouteOutput {
 // Shapes:        logits_TE f32|bf16|f64 [T, E]; scale f32 [], theta, used if dynamic; threshold f64 [], used
 //                if top_k is 0; bias_E and cut_E f32 (f64) [E]
 // Throws:        c10::Error "route: …" if shapes, types, devices or values do not fit, or if E exceeds 2,048
-//                on a CUDA device (cuda_limits.h). A CPU also rejects a NaN threshold; a CUDA device then
+//                on a CUDA device (cuda_types.h). A CPU also rejects a NaN threshold; a CUDA device then
 //                selects one expert.
 RouteOutput route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
                   std::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
                   const std::optional<at::Tensor>& bias_E = std::nullopt, std::string_view bias_on = "logit",
                   std::string_view gate = "probability",
                   const std::optional<at::Tensor>& cut_E = std::nullopt);
+
+// Computes gates for a given selection of experts, for example to replay recorded routing.
+
+// Like route (route.h), with S given by routing_map_TE, any number of experts per token. The logits do not
+// change S. A token's gates are NaN if its P over S add up to 0.
+//
+// Shapes:        routing_map_TE bool [T, E]; logits_TE and scale as in route
+// Throws:        c10::Error "route_selected: …" if the selection does not fit, else "route: …"
+RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
+                           const at::Tensor& routing_map_TE, std::string_view normalization,
+                           bool renormalize);
+
+// Sets the counts of `out` to those of a selection, bool [T, E].
+void set_counts(const at::Tensor& routing_map_TE, RouteOutput& out);
 
 }  // namespace dtopp::ops

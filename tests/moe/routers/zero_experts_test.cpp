@@ -5,7 +5,7 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
-#include "dtopp/moe/active_expert_curve.h"
+#include "dtopp/moe/routers/solving.h"
 #include "dtopp/moe/expert_layer.h"
 #include "dtopp/moe/routers/make_router.h"
 #include "dtopp/ops/route/cumulative_prob_bins.h"

@@ -1,7 +1,7 @@
 // Tests the arguments that the CUDA side of the operators refuses before it launches a kernel.
 #include "tests/ops/wrong_arguments.h"
 
-#include "dtopp/ops/cuda/cuda_limits.h"
+#include "dtopp/ops/cuda/cuda_types.h"
 #include "tests/ops/cuda/on_host.h"
 
 namespace dtopp::ops::wrong_arguments {

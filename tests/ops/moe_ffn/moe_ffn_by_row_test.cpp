@@ -1,4 +1,4 @@
-#include "dtopp/ops/moe_ffn/moe_ffn_by_row.h"
+#include "dtopp/ops/moe_ffn/moe_ffn.h"
 
 #include <gtest/gtest.h>
 
