@@ -1,106 +1,70 @@
 #include "dtopp/train/step.h"
 
-#include <algorithm>
-#include <stdexcept>
+#include <cmath>
 
 namespace dtopp::train {
 namespace {
 
-int64_t elements(const std::vector<int64_t>& shape) { return c10::multiply_integers(shape); }
+// How the ranks' values of a number become one: their sum, that sum over the first dimension, or the maximum.
+enum class Reduce { kSum, kSumRows, kMax };
 
-// This rank's values of a field. Only kMaxOverRanks has a row per rank, zero in those of other ranks.
-at::Tensor contribution(const StepField& field, const ops::NamedTensors& local,
-                        const at::TensorOptions& options, const distributed::Collectives& ranks) {
-  const int64_t size = elements(field.shape);
-  const auto found =
-      std::ranges::find_if(local, [&](const auto& tensor) { return tensor.first == field.name; });
-  const bool given = found != local.end() && found->second.defined();
-  if (given && found->second.numel() != size)
-    throw std::invalid_argument("StepNumbers: " + field.name + " has " +
-                                std::to_string(found->second.numel()) + " numbers instead of " +
-                                std::to_string(size));
-  const at::Tensor values = given ? found->second.to(at::kDouble).reshape({-1}) : at::zeros({size}, options);
-  if (field.reduce != Reduce::kMaxOverRanks) return values;
-  return at::cat({at::zeros({ranks.rank() * size}, options), values,
-                  at::zeros({(ranks.size() - 1 - ranks.rank()) * size}, options)});
+struct Reduced {
+  at::Tensor StepNumbers::*number;
+  Reduce how;
+};
+
+// In the order of the all-reduced vector.
+constexpr Reduced kReduced[] = {{&StepNumbers::losses, Reduce::kSumRows},
+                                {&StepNumbers::grad_squares, Reduce::kSumRows},
+                                {&StepNumbers::overflowed, Reduce::kSum},
+                                {&StepNumbers::stop_requested, Reduce::kSum},
+                                {&StepNumbers::max_assignments_L, Reduce::kMax},
+                                {&StepNumbers::activations, Reduce::kSum},
+                                {&StepNumbers::statistics, Reduce::kSum},
+                                {&StepNumbers::logit_sums, Reduce::kSum}};
+
+// What the host reads, beside the router's metrics.
+constexpr at::Tensor StepNumbers::*kRead[] = {
+    &StepNumbers::losses,         &StepNumbers::grad_squares,      &StepNumbers::overflowed,
+    &StepNumbers::stop_requested, &StepNumbers::max_assignments_L, &StepNumbers::activations,
+    &StepNumbers::applied,        &StepNumbers::scale_L};
+
+at::Tensor flat(const at::Tensor& number) { return number.to(at::kDouble).reshape({-1}); }
+
+// This rank's values. Those of a maximum have a row per rank, zero in the rows of other ranks.
+at::Tensor contribution(const at::Tensor& number, Reduce how, const distributed::Collectives& ranks) {
+  const at::Tensor values = flat(number);
+  if (how != Reduce::kMax) return values;
+  return at::cat({values.new_zeros({ranks.rank() * values.numel()}), values,
+                  values.new_zeros({(ranks.size() - 1 - ranks.rank()) * values.numel()})});
 }
 
-// The result of a field, from the sum of all ranks' contributions.
-at::Tensor result(const StepField& field, const at::Tensor& sum, int64_t ranks) {
-  if (field.reduce == Reduce::kMaxOverRanks) return sum.view({ranks, elements(field.shape)}).amax(0);
-  const at::Tensor shaped = sum.view(field.shape);
-  return field.reduce == Reduce::kSumRows ? shaped.sum(0) : shaped;
+std::vector<double> list(const at::Tensor& on_host) {
+  const at::Tensor values = on_host.contiguous();
+  return {values.const_data_ptr<double>(), values.const_data_ptr<double>() + values.numel()};
 }
 
 }  // namespace
 
-StepNumbers StepNumbers::reduce(const StepSchema& schema, const ops::NamedTensors& local,
-                                const at::TensorOptions& options, distributed::Collectives& ranks) {
-  const auto in_f64 = options.dtype(at::kDouble);
-  std::vector<at::Tensor> lists;
-  for (const StepField& field : schema) lists.push_back(contribution(field, local, in_f64, ranks));
-  const at::Tensor all = at::cat(lists);
+StepNumbers all_reduce(const StepNumbers& of_rank, distributed::Collectives& ranks) {
+  std::vector<at::Tensor> values;
+  for (const auto& [number, how] : kReduced) values.push_back(contribution(of_rank.*number, how, ranks));
+  const at::Tensor all = at::cat(values);
   ranks.all_reduce_sum(all, "step").wait();
   StepNumbers numbers;
   int64_t begin = 0;
-  for (size_t i = 0; i < schema.size(); ++i) {
-    const int64_t size = lists[i].numel();
-    numbers.add(schema[i].name, result(schema[i], all.narrow(0, begin, size), ranks.size()));
-    begin += size;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto& [number, how] = kReduced[i];
+    const at::Tensor sum = all.narrow(0, begin, values[i].numel());
+    const at::Tensor& mine = of_rank.*number;
+    if (how == Reduce::kMax) {
+      numbers.*number = sum.view({ranks.size(), mine.numel()}).amax(0);
+    } else {
+      numbers.*number = how == Reduce::kSumRows ? sum.view(mine.sizes()).sum(0) : sum.view(mine.sizes());
+    }
+    begin += values[i].numel();
   }
   return numbers;
-}
-
-void StepNumbers::add(std::string name, const at::Tensor& value) {
-  if (has(name)) throw std::invalid_argument("StepNumbers: two numbers named " + name);
-  values_.emplace_back(std::move(name), value.to(at::kDouble));
-}
-
-bool StepNumbers::has(std::string_view name) const {
-  return std::ranges::any_of(values_, [&](const auto& value) { return value.first == name; });
-}
-
-at::Tensor StepNumbers::take(std::string_view name) {
-  at::Tensor value = (*this)[name];
-  std::erase_if(values_, [&](const auto& candidate) { return candidate.first == name; });
-  return value;
-}
-
-std::vector<double> StepNumbers::list(std::string_view name) const {
-  const at::Tensor values = (*this)[name].contiguous();
-  return {values.const_data_ptr<double>(), values.const_data_ptr<double>() + values.numel()};
-}
-
-StepNumbers::Copy::Copy(const StepNumbers& numbers) {
-  std::vector<at::Tensor> lists;
-  for (const auto& [name, value] : numbers.values_) {
-    fields_.push_back({name, value.sizes().vec()});
-    lists.push_back(value.reshape({-1}));
-  }
-  copy_ = ops::HostCopy(std::vector<at::Tensor>{at::cat(lists)});
-}
-
-StepNumbers StepNumbers::Copy::get() const {
-  const at::Tensor& all = copy_.get()[0];
-  StepNumbers numbers;
-  int64_t begin = 0;
-  for (const StepField& field : fields_) {
-    const int64_t size = elements(field.shape);
-    numbers.values_.emplace_back(field.name, all.narrow(0, begin, size).view(field.shape));
-    begin += size;
-  }
-  return numbers;
-}
-
-StepSchema StepShape::schema() const {
-  return {{"losses", {micro_batches, 1 + static_cast<int64_t>(loss_names.size())}, Reduce::kSumRows},
-          {"grad_squares", {chunks}, Reduce::kSumRows},
-          {"overflowed", {}},
-          {"stop_requested", {}},
-          {"max_assignments", {routed_layers}, Reduce::kMaxOverRanks},
-          {"activations", {moe::ActivationStatistics::vector_size(routed_layers, num_experts)}},
-          {"statistics", statistics_shape},
-          {"logit_sums", logit_sums_shape}};
 }
 
 void StepSums::add_losses(int64_t micro_batch, const at::Tensor& total, const ops::NamedTensors& terms) {
@@ -117,27 +81,23 @@ void StepSums::add_statistics(const at::Tensor& of_micro_batch, const at::Tensor
   add(logit_sums, logit_sums_of_micro_batch);
 }
 
-ops::NamedTensors StepSums::fields(const StepShape& shape, const at::Tensor& squared_norms,
-                                   const at::Tensor& overflowed) const {
+StepNumbers StepSums::numbers(const StepShape& shape, const at::Tensor& squared_norms,
+                              const at::Tensor& overflowed) const {
   const auto options = squared_norms.options();
-  const at::Tensor losses_MN =
-      at::zeros({shape.micro_batches, 1 + static_cast<int64_t>(shape.loss_names.size())}, options);
-  for (const auto& [micro_batch, values] : losses) losses_MN[micro_batch].copy_(values);
-  return {{"losses", losses_MN},
-          {"grad_squares", squared_norms},
-          {"overflowed", overflowed},
-          {"stop_requested", at::full({}, stop_requested ? 1.0 : 0.0, options)},
-          {"max_assignments", max_assignments_L},
-          {"activations", activations.to_vector(shape.num_experts, options.device())},
-          {"statistics", statistics},
-          {"logit_sums", logit_sums}};
-}
-
-double StepResult::loss_named(std::string_view name) const {
-  for (const auto& [candidate, value] : losses) {
-    if (candidate == name) return value;
-  }
-  throw std::invalid_argument("StepResult: no loss named " + std::string(name));
+  const auto or_zeros = [&](const at::Tensor& sum, at::IntArrayRef sizes) {
+    return sum.defined() ? sum.reshape(sizes) : at::zeros(sizes, options);
+  };
+  StepNumbers numbers;
+  numbers.losses = at::zeros({shape.micro_batches, 1 + std::ssize(shape.loss_names)}, options);
+  for (const auto& [micro_batch, values] : losses) numbers.losses[micro_batch].copy_(values);
+  numbers.grad_squares = squared_norms;
+  numbers.overflowed = overflowed;
+  numbers.stop_requested = at::full({}, stop_requested ? 1.0 : 0.0, options);
+  numbers.max_assignments_L = max_assignments_L;
+  numbers.activations = activations.to_vector(shape.num_experts, options.device());
+  numbers.statistics = or_zeros(statistics, shape.statistics_shape);
+  numbers.logit_sums = or_zeros(logit_sums, shape.logit_sums_shape);
+  return numbers;
 }
 
 const std::vector<double>* StepResult::router_values(std::string_view name) const {
@@ -147,27 +107,45 @@ const std::vector<double>* StepResult::router_values(std::string_view name) cons
   return nullptr;
 }
 
+StepInFlight::StepInFlight(StepResult known, StepShape shape, StepNumbers numbers, double begun, double issued)
+    : known_(std::move(known)),
+      shape_(std::move(shape)),
+      numbers_(std::move(numbers)),
+      begun_(begun),
+      issued_(issued) {
+  numbers_.statistics = numbers_.logit_sums = at::Tensor();  // large, and the router has used them
+  std::vector<at::Tensor> values;
+  for (const auto number : kRead) values.push_back(flat(numbers_.*number));
+  for (const auto& [name, metric] : numbers_.router) values.push_back(flat(metric));
+  copy_ = ops::HostCopy(std::vector<at::Tensor>{at::cat(values)});
+}
+
 StepResult StepInFlight::read() const {
-  const StepNumbers numbers = copy_.get();
+  const at::Tensor& all = copy_.get()[0];
+  int64_t begin = 0;
+  const auto next = [&](const at::Tensor& on_device) {
+    begin += on_device.numel();
+    return all.narrow(0, begin - on_device.numel(), on_device.numel());
+  };
+  StepNumbers numbers;
+  for (const auto number : kRead) numbers.*number = next(numbers_.*number);
   StepResult result = known_;
+  for (const auto& [name, metric] : numbers_.router) result.router.emplace_back(name, list(next(metric)));
 
   const auto count = static_cast<double>(shape_.micro_batches);
-  const std::vector<double> sums = numbers.list("losses");
+  const std::vector<double> sums = list(numbers.losses);
   result.loss = sums[0] / count;
   for (size_t i = 0; i < shape_.loss_names.size(); ++i)
     result.losses.emplace_back(shape_.loss_names[i], sums[i + 1] / count);
-  result.grad_norm = numbers["grad_squares"].sqrt().item<double>();
-  result.overflowed = numbers.number("overflowed") != 0;
-  result.stop_requested = numbers.number("stop_requested") != 0;
-  for (const double most : numbers.list("max_assignments"))
+  result.grad_norm = std::sqrt(numbers.grad_squares.item<double>());
+  result.overflowed = numbers.overflowed.item<double>() != 0;
+  result.stop_requested = numbers.stop_requested.item<double>() != 0;
+  for (const double most : list(numbers.max_assignments_L))
     result.max_assignments_L.push_back(static_cast<int64_t>(most));
-  result.activations = moe::ActivationStatistics::from_vector(numbers["activations"], shape_.routed_layers,
+  result.activations = moe::ActivationStatistics::from_vector(numbers.activations, shape_.routed_layers,
                                                               shape_.num_experts, shape_.tokens);
-  result.skipped = numbers.number("applied") == 0 && !result.overflowed;
-  result.scales = numbers.list("scale");
-  for (const auto& [name, values] : numbers.all())
-    if (name.starts_with(kRouterMetric))
-      result.router.emplace_back(name.substr(std::string_view(kRouterMetric).size()), numbers.list(name));
+  result.skipped = numbers.applied.item<double>() == 0 && !result.overflowed;
+  result.scales = list(numbers.scale_L);
   return result;
 }
 
@@ -179,14 +157,14 @@ constexpr double kLargestNorm = 1e19;
 }  // namespace
 
 StepDecision decide(const StepNumbers& numbers, const config::OptimizerConfig& config) {
-  const at::Tensor norm = numbers["grad_squares"].sqrt();
+  const at::Tensor norm = numbers.grad_squares.sqrt();
   const double clip = config.grad_clip;
   const at::Tensor divisor =
       (clip > 0 ? ((norm + 1e-6) / clip).clamp_min(1.0) : at::ones_like(norm)).to(at::kFloat);
-  return {at::isfinite(numbers["losses"][0])
+  return {at::isfinite(numbers.losses[0])
               .logical_and(at::isfinite(divisor))
               .logical_and((norm / divisor).le(kLargestNorm))
-              .logical_and(numbers["overflowed"].eq(0)),
+              .logical_and(numbers.overflowed.eq(0)),
           divisor};
 }
 

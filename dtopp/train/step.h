@@ -14,72 +14,6 @@
 
 namespace dtopp::train {
 
-// Gathers the numbers of an optimizer step, over its micro-batches on all ranks, by name.
-//
-// All decisions about a step and all reports of it use these numbers only. Every rank holds
-// the same numbers, so all ranks decide alike. Example with 2 micro-batches, one loss term and 3 chunks:
-//
-// field             local, on each rank       all-reduced sum           Reduce         result
-// losses            [2, 2], other rows zero   [2, 2]                    kSumRows       [2]
-// grad_squares      [3], other chunks zero    [3]                       kSumRows       []
-// overflowed        []                        []                        kSum           []
-// max_assignments   [L]                       [ranks, L]: a row per     kMaxOverRanks  [L]
-//                                             rank, made by reduce()
-
-// How a field's values on the ranks become one: their sum, that sum over the first dimension, or the maximum.
-enum class Reduce { kSum, kSumRows, kMaxOverRanks };
-
-struct StepField {
-  std::string name;
-  std::vector<int64_t> shape;  // on one rank
-  Reduce reduce = Reduce::kSum;
-};
-
-// The fields of a step, the same on every rank. Their order is that of the all-reduced vector.
-using StepSchema = std::vector<StepField>;
-
-// Named numbers, f64. Whole numbers are exact below 2^53.
-class StepNumbers {
- public:
-  // One all-reduce of all fields, on the device of `options`. A field that `local` lacks is zero, as on a
-  // rank without micro-batches. Throws std::invalid_argument if a field's size differs from the schema.
-  // Collective.
-  static StepNumbers reduce(const StepSchema& schema, const ops::NamedTensors& local,
-                            const at::TensorOptions& options, distributed::Collectives& ranks);
-
-  // Adds numbers that are the same on every rank.
-  void add(std::string name, const at::Tensor& value);
-  bool has(std::string_view name) const;
-  const ops::NamedTensors& all() const { return values_; }
-  // Throws std::invalid_argument if no number has this name.
-  const at::Tensor& operator[](std::string_view name) const {
-    return ops::find_tensor(values_, name, "StepNumbers");
-  }
-  // Removes the number. It is then not copied to the host.
-  at::Tensor take(std::string_view name);
-  double number(std::string_view name) const { return (*this)[name].item<double>(); }
-  // Requires numbers on the host (Copy::get).
-  std::vector<double> list(std::string_view name) const;
-
-  // Copies all numbers to the host without blocking.
-  class Copy {
-   public:
-    Copy() = default;
-    explicit Copy(const StepNumbers& numbers);
-    // Waits for the copy.
-    StepNumbers get() const;
-
-   private:
-    std::vector<StepField> fields_;
-    ops::HostCopy copy_;  // one copy for all fields: the fixed cost of a copy exceeds its transfer time
-  };
-
- private:
-  ops::NamedTensors values_;
-};
-
-// Adds up the results of a rank's forward and backward passes in one step.
-
 // The properties of a step that the host knows before its numbers arrive, the same on every rank.
 struct StepShape {
   std::vector<std::string> loss_names;
@@ -87,11 +21,31 @@ struct StepShape {
   int64_t chunks = 0;                     // gradient norms (distributed/shard_layout.h)
   int64_t routed_layers = 0, num_experts = 0;
   std::vector<int64_t> statistics_shape = {0}, logit_sums_shape = {0};  // of the router (moe/router.h)
-
-  StepSchema schema() const;
 };
 
-// The tensors are on the rank's device.
+// The numbers of a step, on the device. All decisions about a step and all reports of it use these only, and
+// all_reduce() gives every rank the same ones, so all ranks decide alike. They are f64; whole numbers are exact
+// below 2^53. M: micro-batches of the step, N: the total and each loss term, C: chunks, L: routed layers.
+struct StepNumbers {
+  //                             of one rank                                of all ranks
+  at::Tensor losses;          // [M, N]; rows of other ranks are zero       [N]: the sum of the rows
+  at::Tensor grad_squares;    // [C]; chunks of other ranks are zero        []: the sum
+  at::Tensor overflowed;      // []: 1 if a capacity was exceeded           []: the number of these ranks
+  at::Tensor stop_requested;  // []: 1 if a stop is requested               []: the number of these ranks
+  at::Tensor max_assignments_L;  // most token-expert pairs in a micro-batch   the maximum
+  at::Tensor activations;        // ActivationStatistics::to_vector            the sum
+  at::Tensor statistics, logit_sums;  // of the router                         the sums
+
+  // Set after the all-reduce.
+  at::Tensor applied;         // StepDecision
+  at::Tensor scale_L;         // theta used; empty unless dynamic
+  ops::NamedTensors router;   // Router::metrics
+};
+
+// One all-reduce of all numbers. Every rank's tensors have the same shapes. Collective.
+StepNumbers all_reduce(const StepNumbers& of_rank, distributed::Collectives& ranks);
+
+// Adds up the results of a rank's forward and backward passes in one step, on its device.
 struct StepSums {
   // Per micro-batch: its index in the step, and f64 [1 + terms] with the total first.
   std::vector<std::pair<int64_t, at::Tensor>> losses;
@@ -108,10 +62,10 @@ struct StepSums {
   // Each may be undefined: none.
   void add_statistics(const at::Tensor& of_micro_batch, const at::Tensor& logit_sums_of_micro_batch);
 
-  // The fields of StepShape::schema(). squared_norms: of the gradients, f64 [chunks]; each is 0 on all ranks
+  // Numbers that this rank lacks are zero. squared_norms: of the gradients, f64 [chunks]; each is 0 on all ranks
   // but one. overflowed: bool [], see StepResult.
-  ops::NamedTensors fields(const StepShape& shape, const at::Tensor& squared_norms,
-                           const at::Tensor& overflowed) const;
+  StepNumbers numbers(const StepShape& shape, const at::Tensor& squared_norms,
+                      const at::Tensor& overflowed) const;
 };
 
 // Reports an optimizer step, and copies its numbers to the host without blocking.
@@ -145,22 +99,16 @@ struct StepResult {
   double seconds = 0;                      // of the whole step
   double data_seconds = 0;                 // of these, waiting for data
 
-  // The unweighted loss with this name. Throws std::invalid_argument if there is none.
-  double loss_named(std::string_view name) const;
   // The router's values with this name; null if there are none.
   const std::vector<double>* router_values(std::string_view name) const;
 };
 
-// Begins the names of Router::metrics() among the numbers of a step.
-inline constexpr char kRouterMetric[] = "router/";
-
 // A step whose numbers are on their way to the host.
 class StepInFlight {
  public:
-  // `known` holds the values that the host knows when the step is issued. `numbers` are those of the schema
-  // and "applied", "scale" and the router's metrics. begun and issued: seconds of a steady clock.
-  StepInFlight(StepResult known, StepShape shape, const StepNumbers& numbers, double begun, double issued)
-      : known_(std::move(known)), shape_(std::move(shape)), copy_(numbers), begun_(begun), issued_(issued) {}
+  // `known` holds the values that the host knows when the step is issued. begun and issued: seconds of a
+  // steady clock.
+  StepInFlight(StepResult known, StepShape shape, StepNumbers numbers, double begun, double issued);
 
   double begun() const { return begun_; }
   // How long the host took to issue the step.
@@ -172,7 +120,8 @@ class StepInFlight {
  private:
   StepResult known_;
   StepShape shape_;
-  StepNumbers::Copy copy_;
+  StepNumbers numbers_;  // on the device
+  ops::HostCopy copy_;   // one for all numbers: the fixed cost of a copy exceeds its transfer time
   double begun_, issued_;
 };
 

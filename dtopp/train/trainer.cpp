@@ -131,13 +131,11 @@ bool Trainer::step(const StopToken& stop) {
     return store_.squared_norms();
   }();
   StepShape shape = step_shape(squared_norms.numel());
-  StepNumbers numbers =
-      StepNumbers::reduce(shape.schema(), sums.fields(shape, squared_norms, overflows(sums)),
-                          squared_norms.options(), *groups_.world);
-  overflowed_ = numbers["overflowed"].ne(0);
-  numbers.add("scale", scale_L);
+  StepNumbers numbers = all_reduce(sums.numbers(shape, squared_norms, overflows(sums)), *groups_.world);
+  overflowed_ = numbers.overflowed.ne(0);
+  numbers.scale_L = scale_L;
   apply(numbers, rates);
-  in_flight_.emplace_back(std::move(result), std::move(shape), numbers, begin, steady_seconds());
+  in_flight_.emplace_back(std::move(result), std::move(shape), std::move(numbers), begin, steady_seconds());
   return true;
 }
 
@@ -147,17 +145,15 @@ void Trainer::apply(StepNumbers& numbers, const optim::LearningRates& rates) {
     RECORD_USER_SCOPE(std::string(kUpdateScope));
     store_.step(rates, decision.divisor, decision.applied);
   }
-  numbers.add("applied", decision.applied);
-  const at::Tensor statistics = numbers.take("statistics"), logit_sums_LS = numbers.take("logit_sums");
+  numbers.applied = decision.applied;
   if (!router_) return;
   const moe::ActivationStatistics activations = moe::ActivationStatistics::from_vector(
-      numbers["activations"], model_.num_routed_layers, config_.model.num_experts, step_tokens());
-  router_->update({activations.tokens_per_expert(), step_tokens(), statistics, logit_sums_LS},
+      numbers.activations, model_.num_routed_layers, config_.model.num_experts, step_tokens());
+  router_->update({activations.tokens_per_expert(), step_tokens(), numbers.statistics, numbers.logit_sums},
                   decision.applied);
-  for (const auto& [name, values] : router_->metrics()) numbers.add(kRouterMetric + name, values);
-  if (logit_sums_LS.numel() > 0)
-    numbers.add(std::string(kRouterMetric) + "common_logit_share",
-                router_->common_logit_share(logit_sums_LS));
+  numbers.router = router_->metrics();
+  if (numbers.logit_sums.numel() > 0)
+    numbers.router.emplace_back("common_logit_share", router_->common_logit_share(numbers.logit_sums));
 }
 
 std::optional<StepResult> Trainer::next_result(size_t in_flight) {

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <limits>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "dtopp/ops/route/cumulative_prob_bins.h"
@@ -40,9 +41,7 @@ const StepShape kShape = {{"a", "b"}, 2, 3, 1, 2, 3, {1, ops::kCumulativeProbBin
 StepNumbers numbers(const StepSums& sums, const StepShape& shape, double norm, bool overflowed) {
   distributed::SingleRank alone;
   const at::Tensor squares = at::full({1}, static_cast<float>(norm), at::kDouble).square();
-  return StepNumbers::reduce(shape.schema(),
-                             sums.fields(shape, squares, at::scalar_tensor(overflowed, at::kBool)),
-                             squares.options(), alone);
+  return all_reduce(sums.numbers(shape, squares, at::scalar_tensor(overflowed, at::kBool)), alone);
 }
 
 StepNumbers numbers(double loss, double norm, bool overflowed) {
@@ -96,22 +95,20 @@ TEST(StepDecision, ends_a_run_after_more_skips_than_are_allowed) {
 }
 
 void add_states(StepNumbers& numbers) {
-  numbers.add("applied", at::scalar_tensor(true, at::kBool));
-  numbers.add("scale", at::tensor({1.5, 0.5}, at::kFloat));
+  numbers.applied = at::scalar_tensor(true, at::kBool);
+  numbers.scale_L = at::tensor({1.5, 0.5}, at::kFloat);
 }
 
 TEST(StepNumbers, come_to_the_host_as_they_were) {
   const float norm = 0.1F;
   StepNumbers all = numbers(2, norm, false);
-  EXPECT_TRUE(all.take("statistics").equal(2 * prob_histogram().to(at::kDouble)));
-  EXPECT_FALSE(all.has("statistics"));
+  EXPECT_TRUE(all.statistics.equal(2 * prob_histogram().to(at::kDouble)));
+  EXPECT_EQ(all.logit_sums.numel(), 0);
   add_states(all);
-  all.add("router/threshold", at::full({1}, 0.25, at::kDouble));
+  all.router = {{"threshold", at::full({1}, 0.25, at::kDouble)}};
   const StepResult result = StepInFlight(StepResult(), kShape, all, 0, 0).read();
   EXPECT_EQ(result.loss, 2);
-  EXPECT_EQ(result.loss_named("a"), 1.5);
-  EXPECT_EQ(result.loss_named("b"), 3);
-  EXPECT_THROW(result.loss_named("c"), std::invalid_argument);
+  EXPECT_THAT(result.losses, testing::ElementsAre(testing::Pair("a", 1.5), testing::Pair("b", 3)));
   EXPECT_EQ(result.grad_norm, norm);
   EXPECT_FALSE(result.overflowed);
   EXPECT_FALSE(result.skipped);
@@ -129,7 +126,7 @@ TEST(StepNumbers, come_to_the_host_as_they_were) {
 // The square of every f32 fits an f64, and its root is the f32 again.
 TEST(StepNumbers, hold_the_norm_exactly) {
   for (float norm = 1e-12F; norm < 1e12F; norm *= 1.37F) {
-    ASSERT_EQ(std::sqrt(numbers(2, norm, false).number("grad_squares")), norm);
+    ASSERT_EQ(std::sqrt(numbers(2, norm, false).grad_squares.item<double>()), norm);
   }
 }
 
@@ -148,23 +145,29 @@ TEST(StepNumbers, of_a_dense_model_hold_no_routing) {
   EXPECT_TRUE(result.max_assignments_L.empty());
 }
 
-TEST(StepNumbers, add_up_over_ranks_by_name) {
-  const StepSchema schema = {
-      {"rows", {2, 2}, Reduce::kSumRows}, {"sum", {}}, {"most", {2}, Reduce::kMaxOverRanks}};
+TEST(StepNumbers, add_up_over_ranks) {
+  const StepShape shape = {{"a"}, 3, 3, 2, 2, 3, {2}};
   distributed::run_group(3, [&](distributed::Collectives& ranks) {
     const int64_t rank = ranks.rank();
-    ops::NamedTensors local;  // rank 1 has no numbers
-    if (rank != 1)
-      local = {{"most", at::tensor({rank, 2 - rank}, at::kLong)},
-               {"rows", at::tensor({1.0, 2.0, 3.0, 4.0}, at::kDouble)},
-               {"sum", at::scalar_tensor(10 + rank)}};
-    const StepNumbers all = StepNumbers::reduce(schema, local, at::kCPU, ranks);
-    EXPECT_EQ(all.list("rows"), (std::vector<double>{8, 12}));
-    EXPECT_EQ(all.number("sum"), 22);
-    EXPECT_EQ(all.list("most"), (std::vector<double>{2, 2}));
-    EXPECT_THROW(all["other"], std::invalid_argument);
-    local = {{"sum", at::zeros({2})}};
-    EXPECT_THROW(StepNumbers::reduce(schema, local, at::kCPU, ranks), std::invalid_argument);
+    StepSums sums;
+    sums.activations = moe::ActivationStatistics(2);
+    sums.max_assignments_L = at::zeros({2}, at::kLong);
+    if (rank != 1) {  // rank 1 has no micro-batch
+      sums.add_losses(rank, scalar(1.0F + static_cast<float>(rank)), {{"a", scalar(4)}});
+      sums.max_assignments_L = at::tensor({rank, 2 - rank}, at::kLong);
+      sums.add_statistics(at::tensor({rank, int64_t{5}}, at::kLong), {});
+      sums.stop_requested = rank == 2;
+    }
+    const at::Tensor squares = rank == 1 ? at::zeros({2}, at::kDouble) : at::tensor({1.0 + rank, 2.0}, at::kDouble);
+    const StepNumbers all = all_reduce(sums.numbers(shape, squares, at::scalar_tensor(rank == 0, at::kBool)), ranks);
+    EXPECT_TRUE(all.losses.equal(at::tensor({4.0, 8.0}, at::kDouble)));
+    EXPECT_EQ(all.grad_squares.item<double>(), 8);
+    EXPECT_EQ(all.overflowed.item<double>(), 1);
+    EXPECT_EQ(all.stop_requested.item<double>(), 1);
+    EXPECT_TRUE(all.max_assignments_L.equal(at::tensor({2.0, 2.0}, at::kDouble)));
+    EXPECT_TRUE(all.statistics.equal(at::tensor({2.0, 10.0}, at::kDouble)));
+    sums.statistics = at::zeros({3});
+    EXPECT_THROW(sums.numbers(shape, squares, at::scalar_tensor(false)), c10::Error);
   });
 }
 
