@@ -18,8 +18,8 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/random.h"
 #include "benchmarks/delayed_collectives.h"
+#include "dtopp/base/random.h"
 #include "dtopp/models/make_model.h"
 #include "dtopp/plan/expert_parallel.h"
 #include "dtopp/train/trainer.h"

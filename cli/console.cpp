@@ -1,9 +1,5 @@
 #include "cli/console.h"
 
-#include <fcntl.h>
-#include <link.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -17,6 +13,10 @@
 #include <string>
 #include <system_error>
 #include <vector>
+
+#include <fcntl.h>
+#include <link.h>
+#include <unistd.h>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/hash.h"

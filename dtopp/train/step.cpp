@@ -14,20 +14,21 @@ struct Reduced {
 };
 
 // In the order of the all-reduced vector.
-constexpr Reduced kReduced[] = {{&StepNumbers::losses, Reduce::kSumRows},
-                                {&StepNumbers::grad_squares, Reduce::kSumRows},
-                                {&StepNumbers::overflowed, Reduce::kSum},
-                                {&StepNumbers::stop_requested, Reduce::kSum},
-                                {&StepNumbers::max_assignments_L, Reduce::kMax},
-                                {&StepNumbers::activations, Reduce::kSum},
-                                {&StepNumbers::statistics, Reduce::kSum},
-                                {&StepNumbers::logit_sums, Reduce::kSum}};
+constexpr Reduced kReduced[] = {
+    {&StepNumbers::losses, Reduce::kSumRows},        {&StepNumbers::grad_squares, Reduce::kSumRows},
+    {&StepNumbers::overflowed, Reduce::kSum},        {&StepNumbers::stop_requested, Reduce::kSum},
+    {&StepNumbers::max_assignments_L, Reduce::kMax}, {&StepNumbers::activations, Reduce::kSum},
+    {&StepNumbers::statistics, Reduce::kSum},        {&StepNumbers::logit_sums, Reduce::kSum}};
 
 // What the host reads, beside the router's metrics.
-constexpr at::Tensor StepNumbers::*kRead[] = {
-    &StepNumbers::losses,         &StepNumbers::grad_squares,      &StepNumbers::overflowed,
-    &StepNumbers::stop_requested, &StepNumbers::max_assignments_L, &StepNumbers::activations,
-    &StepNumbers::applied,        &StepNumbers::scale_L};
+constexpr at::Tensor StepNumbers::*kRead[] = {&StepNumbers::losses,
+                                              &StepNumbers::grad_squares,
+                                              &StepNumbers::overflowed,
+                                              &StepNumbers::stop_requested,
+                                              &StepNumbers::max_assignments_L,
+                                              &StepNumbers::activations,
+                                              &StepNumbers::applied,
+                                              &StepNumbers::scale_L};
 
 at::Tensor flat(const at::Tensor& number) { return number.to(at::kDouble).reshape({-1}); }
 
@@ -107,7 +108,8 @@ const std::vector<double>* StepResult::router_values(std::string_view name) cons
   return nullptr;
 }
 
-StepInFlight::StepInFlight(StepResult known, StepShape shape, StepNumbers numbers, double begun, double issued)
+StepInFlight::StepInFlight(StepResult known, StepShape shape, StepNumbers numbers, double begun,
+                           double issued)
     : known_(std::move(known)),
       shape_(std::move(shape)),
       numbers_(std::move(numbers)),

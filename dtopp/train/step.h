@@ -24,22 +24,23 @@ struct StepShape {
 };
 
 // The numbers of a step, on the device. All decisions about a step and all reports of it use these only, and
-// all_reduce() gives every rank the same ones, so all ranks decide alike. They are f64; whole numbers are exact
-// below 2^53. M: micro-batches of the step, N: the total and each loss term, C: chunks, L: routed layers.
+// all_reduce() gives every rank the same ones, so all ranks decide alike. They are f64; whole numbers are
+// exact below 2^53. M: micro-batches of the step, N: the total and each loss term, C: chunks, L: routed
+// layers.
 struct StepNumbers {
   //                             of one rank                                of all ranks
-  at::Tensor losses;          // [M, N]; rows of other ranks are zero       [N]: the sum of the rows
-  at::Tensor grad_squares;    // [C]; chunks of other ranks are zero        []: the sum
-  at::Tensor overflowed;      // []: 1 if a capacity was exceeded           []: the number of these ranks
-  at::Tensor stop_requested;  // []: 1 if a stop is requested               []: the number of these ranks
+  at::Tensor losses;             // [M, N]; rows of other ranks are zero       [N]: the sum of the rows
+  at::Tensor grad_squares;       // [C]; chunks of other ranks are zero        []: the sum
+  at::Tensor overflowed;         // []: 1 if a capacity was exceeded           []: the number of these ranks
+  at::Tensor stop_requested;     // []: 1 if a stop is requested               []: the number of these ranks
   at::Tensor max_assignments_L;  // most token-expert pairs in a micro-batch   the maximum
   at::Tensor activations;        // ActivationStatistics::to_vector            the sum
   at::Tensor statistics, logit_sums;  // of the router                         the sums
 
   // Set after the all-reduce.
-  at::Tensor applied;         // StepDecision
-  at::Tensor scale_L;         // theta used; empty unless dynamic
-  ops::NamedTensors router;   // Router::metrics
+  at::Tensor applied;        // StepDecision
+  at::Tensor scale_L;        // theta used; empty unless dynamic
+  ops::NamedTensors router;  // Router::metrics
 };
 
 // One all-reduce of all numbers. Every rank's tensors have the same shapes. Collective.
@@ -62,8 +63,8 @@ struct StepSums {
   // Each may be undefined: none.
   void add_statistics(const at::Tensor& of_micro_batch, const at::Tensor& logit_sums_of_micro_batch);
 
-  // Numbers that this rank lacks are zero. squared_norms: of the gradients, f64 [chunks]; each is 0 on all ranks
-  // but one. overflowed: bool [], see StepResult.
+  // Numbers that this rank lacks are zero. squared_norms: of the gradients, f64 [chunks]; each is 0 on all
+  // ranks but one. overflowed: bool [], see StepResult.
   StepNumbers numbers(const StepShape& shape, const at::Tensor& squared_norms,
                       const at::Tensor& overflowed) const;
 };

@@ -158,8 +158,10 @@ TEST(StepNumbers, add_up_over_ranks) {
       sums.add_statistics(at::tensor({rank, int64_t{5}}, at::kLong), {});
       sums.stop_requested = rank == 2;
     }
-    const at::Tensor squares = rank == 1 ? at::zeros({2}, at::kDouble) : at::tensor({1.0 + rank, 2.0}, at::kDouble);
-    const StepNumbers all = all_reduce(sums.numbers(shape, squares, at::scalar_tensor(rank == 0, at::kBool)), ranks);
+    const at::Tensor squares =
+        rank == 1 ? at::zeros({2}, at::kDouble) : at::tensor({1.0 + rank, 2.0}, at::kDouble);
+    const StepNumbers all =
+        all_reduce(sums.numbers(shape, squares, at::scalar_tensor(rank == 0, at::kBool)), ranks);
     EXPECT_TRUE(all.losses.equal(at::tensor({4.0, 8.0}, at::kDouble)));
     EXPECT_EQ(all.grad_squares.item<double>(), 8);
     EXPECT_EQ(all.overflowed.item<double>(), 1);

@@ -14,7 +14,8 @@ namespace dtopp::train {
 namespace {
 
 double loss_named(const StepResult& result, std::string_view name) {
-  return std::ranges::find(result.losses, name, [](const auto& loss) { return std::string_view(loss.first); })->second;
+  return std::ranges::find(result.losses, name, [](const auto& loss) { return std::string_view(loss.first); })
+      ->second;
 }
 
 // The router's state as numbers.

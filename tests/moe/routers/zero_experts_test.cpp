@@ -5,9 +5,9 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
-#include "dtopp/moe/routers/solving.h"
 #include "dtopp/moe/expert_layer.h"
 #include "dtopp/moe/routers/make_router.h"
+#include "dtopp/moe/routers/solving.h"
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 
 namespace dtopp::moe {

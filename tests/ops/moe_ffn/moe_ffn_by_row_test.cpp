@@ -1,8 +1,7 @@
-#include "dtopp/ops/moe_ffn/moe_ffn.h"
-
 #include <gtest/gtest.h>
 
 #include "dtopp/ops/gemm/linear.h"
+#include "dtopp/ops/moe_ffn/moe_ffn.h"
 #include "tests/ops/reference.h"
 
 namespace dtopp::ops::moe_ffn_by_row_test {

@@ -1,9 +1,8 @@
 #include "dtopp/ops/route/route.h"
 
-#include <rapidcheck.h>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
 #include "tests/ops/reference.h"

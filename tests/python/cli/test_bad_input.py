@@ -47,7 +47,7 @@ def fails(status, names, *arguments, **options):
     ("model.vocab_size=100", "vocab_size"),
     ("data.train=[]", "data.train"),
     ("training.threads=4294967297", ["training.threads", "4096"]),
-    ("loss.router_z_on=normalized", ["raw", "normalized"]),
+    ("loss.router_z_on=normalised", ["raw", "normalized"]),
 ])
 def test_configuration_mistakes_exit_2_and_write_nothing(tmp_path, override, names):
     config = tiny_run.make(tmp_path)
