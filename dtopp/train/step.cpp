@@ -20,7 +20,7 @@ constexpr Reduced kReduced[] = {
     {&StepNumbers::max_assignments_L, Reduce::kMax}, {&StepNumbers::activations, Reduce::kSum},
     {&StepNumbers::statistics, Reduce::kSum},        {&StepNumbers::logit_sums, Reduce::kSum}};
 
-// What the host reads, beside the router's metrics.
+// The host reads these, and the metrics of the router.
 constexpr at::Tensor StepNumbers::*kRead[] = {&StepNumbers::losses,
                                               &StepNumbers::grad_squares,
                                               &StepNumbers::overflowed,
