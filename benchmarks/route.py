@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from yardstick import alternate, arguments, make_yardstick, report
 
-E, ACTIVE, ZERO, STRIDE = 64, 8, 32, 4  # every STRIDE-th token is counted (dtopp/moe/cumulative_prob_sampling.h)
+E, ACTIVE, ZERO, STRIDE = 64, 8, 32, 4  # every STRIDE-th token is counted (cumulative_prob_stride in dtopp/moe/router.h)
 SIZES = {"lab": (256, 128), "center": (512, 256)}
 
 

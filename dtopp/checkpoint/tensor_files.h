@@ -46,7 +46,7 @@ bool is_checkpoint_name(const std::string& name);
 std::vector<int64_t> list_checkpoint_steps(const std::filesystem::path& checkpoints);
 
 struct TensorFile {
-  std::string_view kind;  // kModel, kOptimizer or kEma (checkpoint_layout.h)
+  std::string_view kind;  // kModel, kOptimizer or kEma
   std::string name;       // in the checkpoint's directory
   std::vector<TensorSource> tensors;
 };

@@ -21,7 +21,8 @@ namespace dtopp::convert {
 //   logit_square_LC              model.layers.N.mlp.gate.logit_square_C  F64 [C]
 //   (method hash)                model.layers.N.mlp.gate.expert_VK       I32 [V, K]: the experts of each id
 //
-// State that only training needs is not converted: a new router has it.
+// Thresholds are router_thresholds in config.json, one per layer. The router's weight and scale are
+// parameters (huggingface_tensors.h). State that only training needs is not converted: a new router has it.
 
 struct HuggingFaceRouter {
   RouterNumbers numbers;

@@ -108,7 +108,7 @@ class Cluster final : private WatchedProcess {
   void run(const std::function<void()>& body);
 
   // Finds the other ranks and watches them. A rank that is silent for `timeout` is lost
-  // (membership/watcher.h).
+  // (watcher.h).
   //
   // Throws: ResourceError if the other ranks cannot be reached; RanksDiffer if they run different programs
   void join(std::chrono::seconds timeout);

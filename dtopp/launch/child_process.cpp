@@ -119,7 +119,7 @@ pid_t start_child(const ChildProgram& child) {
   const auto argument_pointers = pointers_to(arguments);
   const auto environment_pointers = pointers_to(environment);
   const pid_t parent = ::getpid();
-  // Blocks all signals: no handler may run in the child while it shares the parent's pipe (signal_pipe.h).
+  // Blocks all signals: no handler may run in the child while it shares the parent's pipe (SignalPipe).
   sigset_t all, mask;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &mask);

@@ -100,7 +100,7 @@ struct Prediction {
   std::vector<ops::RouteOutput> routing;  // per layer, over the tokens of all images; empty for a dense model
 };
 
-// Predicts the model's target (objective.h) for noised images x_BCHW at times t_B. Both are f32 on the
+// Predicts the model's target for noised images x_BCHW at times t_B. Both are f32 on the
 // weights' device. Differentiable in the weights.
 Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, const at::Tensor& t_B,
                    const Condition& condition, const moe::Routing& inputs);

@@ -79,7 +79,7 @@ struct HiddenStates {
 
 // Runs the model over sequences of equal length with causal attention, within documents if
 // model.attend_across_documents is false and within model.attention_window tokens if it is not 0. tokens_BL:
-// int64. documents: document_offsets (documents.h) on the tokens' device. If it is undefined, it is computed
+// int64. documents: document_offsets on the tokens' device. If it is undefined, it is computed
 // with model.end_of_text, which makes the host wait for the device.
 HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
                            const moe::Routing& inputs, const at::Tensor& documents = {});

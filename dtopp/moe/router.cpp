@@ -135,6 +135,7 @@ void Router::load_state(const ops::NamedTensors& loaded) {
 
 void Router::set_state(const std::string& name, const at::Tensor& value) {
   if (expert_normalization_ && expert_normalization_->set_state(name, value)) return;
+  if (name != kTokensPerExpert) throw std::logic_error("Router::set_state: unknown state " + name);
   tokens_per_expert_LE_ = value;
 }
 

@@ -254,7 +254,7 @@ constexpr uint64_t kProgram = uint64_t{160} << 20;  // the program and libtorch,
 // A CUDA context with its loaded kernels, and the workspaces of cuBLAS and cuBLASLt.
 constexpr uint64_t kCudaProgram = uint64_t{512 + 2 * 32} << 20;
 // The share of the activations' memory that gradients and workspace reuse when the backward pass releases it.
-// The rest is in blocks too small for them (benchmarks/training_cost.py).
+// The rest is in blocks too small for them (benchmarks/results/README.md).
 constexpr double kReusedShare = 0.6;
 
 double possible_experts(const config::RunConfig& config, double experts) {

@@ -266,9 +266,9 @@ std::string device_line(const std::string& device, const std::string& precision,
 // grad 0.84 | lr 2.9e-3 | 1.2 GB
 //
 // A narrow terminal cuts the end of the line. Fields that do not apply are omitted: experts and imbalance for
-// a dense model, the target unless dtop_p, p for top_k, the MFU unless the device's data sheet is known. With
-// a threshold per layer, p is the range "0.39-0.44". A skipped step is marked "skipped". The times are those
-// in steps: so far in the whole run, and left unless it is 0.0s.
+// a dense model, the target unless the method keeps one, p for top_k, the MFU unless the device's data sheet
+// is known. With a threshold per layer, p is the range "0.39-0.44". A skipped step is marked "skipped". The
+// times are those in steps: so far in the whole run, and left unless it is 0.0s.
 std::string console_line(const config::RunConfig& config, int64_t step, const StepResult& result,
                          const StepRates& rates);
 

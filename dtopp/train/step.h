@@ -23,19 +23,19 @@ struct StepShape {
   std::vector<int64_t> statistics_shape = {0}, logit_sums_shape = {0};  // of the router (moe/router.h)
 };
 
-// The numbers of a step, on the device. All decisions about a step and all reports of it use these only, and
-// all_reduce() gives every rank the same ones, so all ranks decide alike. They are f64; whole numbers are
-// exact below 2^53. M: micro-batches of the step, N: the total and each loss term, C: chunks, L: routed
-// layers.
+// The numbers of a step, on the device. Whether to apply a step depends on these only, and all_reduce() gives
+// every rank the same ones, so all ranks decide alike. It returns f64; whole numbers are exact below 2^53. M:
+// micro-batches of the step, N: the total and each loss term, C: chunks, L: routed layers.
 struct StepNumbers {
-  //                             of one rank                                of all ranks
-  at::Tensor losses;             // [M, N]; rows of other ranks are zero       [N]: the sum of the rows
-  at::Tensor grad_squares;       // [C]; chunks of other ranks are zero        []: the sum
-  at::Tensor overflowed;         // []: 1 if a capacity was exceeded           []: the number of these ranks
-  at::Tensor stop_requested;     // []: 1 if a stop is requested               []: the number of these ranks
-  at::Tensor max_assignments_L;  // most token-expert pairs in a micro-batch   the maximum
-  at::Tensor activations;        // ActivationStatistics::to_vector            the sum
-  at::Tensor statistics, logit_sums;  // of the router                         the sums
+  // Each comment states the numbers of one rank, and then those of all ranks.
+  at::Tensor losses;        // [M, N], rows of other ranks are zero; then [N], the sum of the rows
+  at::Tensor grad_squares;  // [C], chunks of other ranks are zero; then [], the sum
+  at::Tensor
+      overflowed;  // [], 1 if this step or one before it exceeded a capacity; then the number of these ranks
+  at::Tensor stop_requested;          // [], 1 if a stop is requested; then the number of these ranks
+  at::Tensor max_assignments_L;       // most token-expert pairs in a micro-batch; then the maximum
+  at::Tensor activations;             // ActivationStatistics::to_vector; then the sum
+  at::Tensor statistics, logit_sums;  // of the router; then the sums
 
   // Set after the all-reduce.
   at::Tensor applied;        // StepDecision
@@ -86,7 +86,7 @@ struct StepResult {
   std::vector<std::pair<std::string, double>> losses;  // unweighted, one per term
   double grad_norm = 0;                                // before clipping
   double lr = 0;
-  bool skipped = false;           // not finite: only the position has changed
+  bool skipped = false;           // not finite, or the norm too large: only the position has changed
   int64_t skipped_steps = 0;      // so far, including this step
   int64_t consecutive_skips = 0;  // of these, the last ones in a row
   // Router::metrics of the step: "threshold", the p used, …; one value per routed layer, or one for all.
@@ -126,7 +126,7 @@ class StepInFlight {
   double begun_, issued_;
 };
 
-// Makes every decision about a step from the step's numbers alone, which are the same on all ranks.
+// These functions decide what becomes of a step.
 
 // Whether the step is abandoned before its numbers are complete. With several ranks it never is: the other
 // ranks wait for it, so it is finished, and its numbers report the request to stop.

@@ -141,7 +141,7 @@ struct TokenizerSpec {
   std::optional<SpaceMarks> space_marks;  // in place of ByteLevel and its fields
   std::vector<SplitSpec> splits;          // each divides the pieces of the one before it
   bool add_prefix_space = false;
-  bool use_regex = true;            // divide by GPT-2's pattern (pre_tokenizer.h)
+  bool use_regex = true;            // divide by GPT-2's pattern
   bool byte_level_decoder = false;  // false: decoding joins tokens with spaces
   std::vector<std::pair<std::string, int32_t>> vocab;
   std::vector<std::pair<std::string, std::string>> merges;  // best first

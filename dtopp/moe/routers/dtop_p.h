@@ -46,7 +46,7 @@ struct RoutedStep {
 
 class ThresholdController {
  public:
-  // The method is dtop_p. num_layers: layers with a router.
+  // The method is dtop_p or dtop_p_bias. num_layers: layers with a router.
   ThresholdController(const config::RoutingConfig& config, int64_t num_experts, int64_t num_layers,
                       const at::Device& device = at::kCPU);
 

@@ -71,7 +71,8 @@ void load_expert_normalization(Router& router, std::span<const TensorView> tenso
 }
 
 using MakeRouter = std::unique_ptr<Router>(const config::RunConfig& config, const at::Device& device);
-// Each is defined in moe/routers/<method>.cpp; dtop_p_bias in dtop_p.cpp.
+// Each is defined in moe/routers/<method>.cpp; dtop_p_bias in dtop_p.cpp, top_k_zero in top_k.cpp, and top_p
+// in solving.cpp.
 MakeRouter make_top_k_router;
 MakeRouter make_top_k_bias_router;
 MakeRouter make_top_p_router;

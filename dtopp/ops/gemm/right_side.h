@@ -1,5 +1,5 @@
 // Multiplies packed rows with some columns of a weight. One thread packs the columns block by block, so that
-// the packed copy never leaves the cache. For few rows it packs nothing (few_rows.h).
+// the packed copy never leaves the cache. For few rows it packs nothing (multiply_few_rows).
 #pragma once
 
 #include "dtopp/ops/gemm/cpu_kernel.h"
