@@ -40,6 +40,12 @@ std::string format(const char* pattern, ...) {
   return text;
 }
 
+std::string joined(const std::vector<std::string>& texts, std::string_view separator) {
+  std::string all;
+  for (const std::string& text : texts) all.append(&text == texts.data() ? "" : separator).append(text);
+  return all;
+}
+
 double without_nan_sign(double value) { return std::isnan(value) ? std::abs(value) : value; }
 
 std::string format_duration(double seconds) {

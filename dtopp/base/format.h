@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace dtopp {
 
@@ -43,6 +44,9 @@ std::optional<Enum> enum_named(std::string_view text) {
 
 // Returns the text that printf would print.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
+
+// The texts with `separator` between them.
+std::string joined(const std::vector<std::string>& texts, std::string_view separator);
 
 // Removes the sign of NaN, which printf shows as "-nan".
 double without_nan_sign(double value);

@@ -3,21 +3,50 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstdint>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
+#include "dtopp/base/safetensors.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/convert/huggingface_config.h"
+#include "dtopp/data/text/tokenizer.h"
 #include "dtopp/data/text/tokenizer_json.h"
 #include "dtopp/models/language_model.h"
 
 namespace dtopp::convert {
 namespace {
+
+// Writes GGUF files (version 3), the format of llama.cpp.
+
+// The key-value pairs at the beginning of the file, in the order of the calls.
+class GgufMetadata {
+ public:
+  void add(std::string_view key, std::string_view value);
+  void add(std::string_view key, const char* value) { add(key, std::string_view(value)); }
+  void add(std::string_view key, bool value);
+  void add(std::string_view key, int64_t value);  // stored as 32 bits without sign
+  void add(std::string_view key, double value);   // stored as fp32
+  void add(std::string_view key, const std::vector<std::string>& values);
+  void add(std::string_view key, const std::vector<int32_t>& values);
+
+  uint64_t size() const { return size_; }
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  uint64_t size_ = 0;
+  std::string bytes_;
+};
+
+// Describes a tokenizer to llama.cpp.
 
 static_assert(std::endian::native == std::endian::little, "GGUF files are little-endian");
 
@@ -49,8 +78,6 @@ void begin_value(std::string& bytes, uint64_t& size, std::string_view key, uint3
   append_number(bytes, type);
   ++size;
 }
-
-}  // namespace
 
 void GgufMetadata::add(std::string_view key, std::string_view value) {
   begin_value(bytes_, size_, key, kString);
@@ -86,6 +113,7 @@ void GgufMetadata::add(std::string_view key, const std::vector<int32_t>& values)
   for (const int32_t value : values) append_number(bytes_, value);
 }
 
+// Writes the whole file. The tensors must be F32.
 void write_gguf(OutputFile& file, const GgufMetadata& metadata, const std::vector<TensorSource>& tensors) {
   std::string head(kMagic);
   append_number(head, kVersion);
@@ -110,8 +138,6 @@ void write_gguf(OutputFile& file, const GgufMetadata& metadata, const std::vecto
   pad_tensors(file);
 }
 
-namespace {
-
 // Types of tokens.
 constexpr int32_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
 
@@ -131,8 +157,9 @@ std::optional<std::string_view> pattern_name(const data::TokenizerSpec& spec) {
   return std::nullopt;
 }
 
-}  // namespace
-
+// Adds the tokens, their types, the merges and the pre-tokenizer's name. Ids up to `vocab_size` that the
+// tokenizer does not have become unused tokens. Throws UsageError, with `file` in front, if llama.cpp has no
+// tokenizer of this kind.
 void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, int64_t vocab_size,
                    const std::string& file) {
   const data::TokenizerSpec spec = data::parse_tokenizer_json(tokenizer.file_text(), file);
@@ -162,8 +189,6 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, int
   for (const char* role : {"bos", "eos", "padding"})
     metadata.add("tokenizer.ggml." + std::string(role) + "_token_id", int64_t{tokenizer.end_of_text()});
 }
-
-namespace {
 
 namespace fs = std::filesystem;
 

@@ -1,6 +1,8 @@
 #include "dtopp/convert/convert_huggingface.h"
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -18,9 +20,27 @@
 #include "dtopp/models/language_model.h"
 #include "dtopp/moe/routers/make_router.h"
 #include "dtopp/ops/core/host_copy.h"
+#include "dtopp/ops/core/named_tensors.h"
 
 namespace dtopp::convert {
 namespace {
+
+// Converts a router's state between a checkpoint and a Hugging Face folder. Single numbers are in
+// config.json. Tensors are buffers of each layer's router in the weights' files:
+//
+//   bias_LE of the checkpoint    model.layers.N.mlp.gate.bias_E          F64 [E]
+//   cut_LE                       model.layers.N.mlp.gate.cut_E           F64 [E]
+//   router_input_mean_LD         model.layers.N.mlp.gate.input_mean_D    F64 [D]
+//   logit_square_LC              model.layers.N.mlp.gate.logit_square_C  F64 [C]
+//   (method hash)                model.layers.N.mlp.gate.expert_VK       I32 [V, K]: the experts of each id
+//
+// Thresholds are router_thresholds in config.json, one per layer. The router's weight and scale are
+// parameters (huggingface_tensors.h). State that only training needs is not converted: a new router has it.
+
+struct HuggingFaceRouter {
+  RouterNumbers numbers;
+  ops::NamedTensors buffers;  // on the CPU
+};
 
 constexpr char kThresholds[] = "threshold_C", kCutSteps[] = "cut_steps",
                kNormalizationSteps[] = "normalization_steps", kExperts[] = "expert_VK";
@@ -45,8 +65,7 @@ at::Tensor experts_of_ids(const config::RunConfig& config, moe::Router& router, 
   return output.gates_TE.nonzero().select(1, 1).to(at::kInt).view({config.model.vocab_size, -1});
 }
 
-}  // namespace
-
+// The router of a checkpoint; empty for a dense model. `config` holds the experts of the checkpoint's step.
 HuggingFaceRouter to_huggingface_router(const checkpoint::Checkpoint& checkpoint,
                                         const config::RunConfig& config) {
   HuggingFaceRouter result;
@@ -69,6 +88,10 @@ HuggingFaceRouter to_huggingface_router(const checkpoint::Checkpoint& checkpoint
   return result;
 }
 
+// The state of a checkpoint's router; empty for a dense model.
+//
+// Throws:        DataError that names a buffer that is missing or has another shape or dtype; UsageError if
+//                the router is hash and selects other experts than dtopp's
 ops::NamedTensors from_huggingface_router(const ImportedConfig& imported, HuggingFaceTensors& tensors) {
   const config::RunConfig& config = imported.config;
   if (config.model.is_dense()) return {};
@@ -96,8 +119,6 @@ ops::NamedTensors from_huggingface_router(const ImportedConfig& imported, Huggin
   }
   return state;
 }
-
-namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;

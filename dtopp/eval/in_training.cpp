@@ -9,15 +9,24 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/checkpoint/tensor_files.h"
+#include "dtopp/config/data_config.h"
 #include "dtopp/data/text/token_file.h"
+#include "dtopp/data/text/tokenizer.h"
 #include "dtopp/eval/picture_files.h"
 #include "dtopp/eval/scoring.h"
 #include "dtopp/inference/generator.h"
+#include "dtopp/inference/inference_model.h"
 #include "dtopp/tasks/results.h"
 #include "dtopp/tasks/task_requests.h"
+#include "dtopp/train/trainer.h"
 
 namespace dtopp::eval {
+namespace {
+
+// Throws UsageError if no training data has a tokenizer, with `key`, which needs it, and `none`, the value
+// that does without; DataError if training data is missing.
 data::Tokenizer training_tokenizer(const config::DataConfig& data, const std::string& key,
                                    const std::string& none) {
   for (const std::string& folder : config::paths_of(data.train)) {
@@ -33,6 +42,7 @@ data::Tokenizer training_tokenizer(const config::DataConfig& data, const std::st
       key + "=" + none);
 }
 
+// The language model with the trainer's fp32 parameters and routing. Collective: every rank calls it.
 inference::InferenceModel training_model(const config::RunConfig& config, train::Trainer& trainer,
                                          const data::Tokenizer& tokenizer) {
   const models::ParameterLookup parameter = [&](const std::string& name) {
@@ -44,14 +54,6 @@ inference::InferenceModel training_model(const config::RunConfig& config, train:
   return model;
 }
 
-namespace {
-
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ",") + name;
-  return text;
-}
-
 class Probes final : public train::Periodic {
  public:
   Probes(const config::RunConfig& config, const std::vector<tasks::Task>& tasks)
@@ -61,7 +63,7 @@ class Probes final : public train::Periodic {
         validation.task_limit > 0 ? validation.task_limit : std::numeric_limits<int64_t>::max();
     for (const tasks::Task& task : tasks)
       tasks_.push_back(tasks::prepare_requests(task, validation.task_data, tokenizer_, limit));
-    tasks::take_out_long_tasks(tasks_, joined(validation.tasks), config.model.sequence_length);
+    tasks::take_out_long_tasks(tasks_, joined(validation.tasks, ","), config.model.sequence_length);
   }
 
   bool is_due(const checkpoint::TrainingState& state, bool is_last) const override {
@@ -109,7 +111,7 @@ class Probes final : public train::Periodic {
 
 std::unique_ptr<train::Periodic> make_probes(const config::RunConfig& config) {
   if (config.validation.tasks.empty() || config.validation.every == 0) return nullptr;
-  return std::make_unique<Probes>(config, tasks::select_tasks(joined(config.validation.tasks)));
+  return std::make_unique<Probes>(config, tasks::select_tasks(joined(config.validation.tasks, ",")));
 }
 
 namespace {

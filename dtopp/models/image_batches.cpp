@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/random.h"
 #include "dtopp/data/images/image_data.h"
 #include "dtopp/models/batch.h"
@@ -177,12 +178,6 @@ std::shared_ptr<const Dataset> validation_images(const config::RunConfig& config
 
 namespace {
 
-std::string joined(const std::vector<std::string>& paths) {
-  std::string text;
-  for (const std::string& path : paths) text.append(text.empty() ? "" : ", ").append(path);
-  return text;
-}
-
 std::string describe(const data::ImageShape& shape) {
   return std::to_string(shape.channels) + " x " + std::to_string(shape.height) + " x " +
          std::to_string(shape.width);
@@ -266,7 +261,7 @@ std::shared_ptr<const data::ImageData> open_images(const std::vector<std::string
                                                    const config::ModelConfig& model, data::Verify verify) {
   auto data =
       std::make_shared<const data::ImageData>(data::ImageData::open({paths.begin(), paths.end()}, verify));
-  require_fits(data->layout(), joined(paths), model);
+  require_fits(data->layout(), joined(paths, ", "), model);
   return data;
 }
 
@@ -283,7 +278,7 @@ TrainingData diffusion_transformer_data(const config::RunConfig& config, data::V
   const std::vector<std::string> folders = config::paths_of(config.data.train);
   const auto train = open_images(folders, config.model, verify);
   data.images_json = data::format_image_layout(train->layout());
-  data.training_hashes.emplace_back(joined(folders), train->content_hash());
+  data.training_hashes.emplace_back(joined(folders, ", "), train->content_hash());
   std::optional<WeightedImages> weighted;
   if (config.data.is_weighted()) {
     weighted = weighted_images(config, *train);
@@ -293,8 +288,8 @@ TrainingData diffusion_transformer_data(const config::RunConfig& config, data::V
   if (config.data.validation.empty()) return data;
   const std::vector<std::string> held_out = config::paths_of(config.data.validation);
   const auto validation = open_images(held_out, config.model, verify);
-  data::require_alike(train->layout(), joined(folders), validation->layout(), joined(held_out));
-  data.validation_hashes.emplace_back(joined(held_out), validation->content_hash());
+  data::require_alike(train->layout(), joined(folders, ", "), validation->layout(), joined(held_out, ", "));
+  data.validation_hashes.emplace_back(joined(held_out, ", "), validation->content_hash());
   data.validation_samples = validation->size();
   data.validation_sources = held_out_sources(config.data, validation->folder_sizes());
   data.validation = validation_images(config, std::make_shared<PreparedImages>(validation, config.model));

@@ -25,6 +25,12 @@
 namespace dtopp::data {
 namespace {
 
+// A decoder of one format returns it; decode_picture() applies the orientation.
+struct RawPicture {
+  Picture picture;      // gray or RGB, as stored
+  int orientation = 1;  // the orientation in the Exif data, 1 to 8
+};
+
 constexpr uint16_t kOrientationTag = 0x0112;
 constexpr uint16_t kShort = 3;
 
@@ -254,8 +260,7 @@ void read_jpeg(JpegReader& reader, std::span<const std::byte> file) {
   jpeg_finish_decompress(&info);
 }
 
-}  // namespace
-
+// Throws DataError as decode_picture() does, like the other decoders.
 RawPicture decode_jpeg(std::span<const std::byte> file) {
   JpegReader reader;
   reader.info.err = jpeg_std_error(&reader.errors);
@@ -271,8 +276,6 @@ RawPicture decode_jpeg(std::span<const std::byte> file) {
   read_jpeg(reader, file);
   return std::move(reader.out);
 }
-
-namespace {
 
 // The state of libpng and of this decoder, in one object that outlives a longjmp out of the library.
 struct PngReader {
@@ -350,8 +353,6 @@ void read_png(PngReader& reader) {
   read_exif(reader);
 }
 
-}  // namespace
-
 RawPicture decode_png(std::span<const std::byte> file) {
   PngReader reader;
   reader.file = file;
@@ -364,8 +365,6 @@ RawPicture decode_png(std::span<const std::byte> file) {
   read_png(reader);
   return std::move(reader.out);
 }
-
-namespace {
 
 struct FreeDemuxer {
   void operator()(WebPDemuxer* demuxer) const { WebPDemuxDelete(demuxer); }
@@ -398,8 +397,6 @@ int read_webp_orientation(const WebPDemuxer* demuxer) {
   return orientation;
 }
 
-}  // namespace
-
 RawPicture decode_webp(std::span<const std::byte> file) {
   const WebPData data{reinterpret_cast<const uint8_t*>(file.data()), file.size()};
   const std::unique_ptr<WebPDemuxer, FreeDemuxer> demuxer(WebPDemux(&data));  // null also if it is truncated
@@ -422,8 +419,6 @@ RawPicture decode_webp(std::span<const std::byte> file) {
   }
   return raw;
 }
-
-namespace {
 
 PictureFormat format_of(std::span<const std::byte> file) {
   const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());

@@ -12,22 +12,9 @@
 #include <span>
 #include <string>
 
-#include "dtopp/base/errors.h"
 #include "dtopp/data/images/picture.h"
 
 namespace dtopp::data {
-
-// Declares one decoder per format. decode_picture() applies the orientation.
-
-struct RawPicture {
-  Picture picture;      // gray or RGB, as stored
-  int orientation = 1;  // the orientation in the Exif data, 1 to 8
-};
-
-// Throw DataError as decode_picture() does.
-RawPicture decode_jpeg(std::span<const std::byte> file);
-RawPicture decode_png(std::span<const std::byte> file);
-RawPicture decode_webp(std::span<const std::byte> file);
 
 // Throws DataError if a side is 0 or exceeds kMaxSide, or if the pixels exceed kMaxPixels. If the picture is
 // too large, the message states the declared size.

@@ -1,15 +1,10 @@
 #include "dtopp/data/images/prepare_images.h"
 
 #include <chrono>
-#include <csignal>
-#include <cstdio>
-#include <thread>
-
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "dtopp/data/images/image_data.h"
 #include "tests/data/images/image_fixtures.h"
+#include "tests/data/run_and_kill.h"
 
 namespace dtopp::data {
 namespace {
@@ -72,26 +67,6 @@ TEST_F(PrepareImagesTest, a_stop_records_what_is_done_and_a_restart_goes_on) {
   EXPECT_EQ(contents_of(options_.output), expected);
 }
 
-// Runs prepare_images in a child that a signal kills after `microseconds`. Returns true if it finished first.
-bool run_and_kill(const PrepareImagesOptions& options, unsigned microseconds) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    try {
-      prepare_images(options);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s\n", error.what());
-      ::_exit(2);
-    }
-    ::_exit(0);
-  }
-  std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
-  ::kill(child, SIGKILL);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  EXPECT_FALSE(WIFEXITED(status) && WEXITSTATUS(status) != 0) << "the restart failed";
-  return WIFEXITED(status);
-}
-
 TEST_F(PrepareImagesTest, killed_at_random_moments_and_restarted_nothing_is_lost_or_repeated) {
   const auto expected = contents_without_interruption();
   std::mt19937 random(11);  // NOLINT(cert-msc51-cpp)
@@ -100,7 +75,7 @@ TEST_F(PrepareImagesTest, killed_at_random_moments_and_restarted_nothing_is_lost
   for (int round = 0; round < 8 || kills <= 8; ++round) {
     ASSERT_LT(round, 1000) << "it always finishes first";
     // Each kill lengthens the delay, because a busy machine starts slowly.
-    while (!run_and_kill(options_, 200 + random() % (6000 + 200 * kills))) {
+    while (!run_and_kill(200 + random() % (6000 + 200 * kills), [&] { prepare_images(options_); })) {
       ASSERT_LT(++kills, 2000) << "it does not get on";
     }
     ASSERT_EQ(contents_of(options_.output), expected) << "round " << round;

@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <csignal>
 #include <random>
 #include <thread>
 
-#include <sys/wait.h>
-#include <unistd.h>
-
+#include "tests/data/run_and_kill.h"
 #include "tests/data/text/prepare_text_fixture.h"
 
 namespace dtopp::data {
@@ -96,31 +93,13 @@ TEST_F(PrepareTextTest, a_stop_records_what_is_done_and_a_restart_goes_on) {
   EXPECT_EQ(contents(), expected);
 }
 
-// Runs prepare_text in a child that a signal kills after `microseconds`. Returns true if it finished first.
-bool run_and_kill(const PrepareTextOptions& options, unsigned microseconds) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    struct SlowEncoder : ByteEncoder {
-      std::vector<int32_t> encode(std::string_view text) const override {
-        std::this_thread::sleep_for(20us);
-        return ByteEncoder::encode(text);
-      }
-    };
-    try {
-      prepare_text(options, SlowEncoder());
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s\n", error.what());
-      ::_exit(2);
-    }
-    ::_exit(0);
+// Slow enough for a signal to meet it at work.
+struct SlowEncoder : ByteEncoder {
+  std::vector<int32_t> encode(std::string_view text) const override {
+    std::this_thread::sleep_for(20us);
+    return ByteEncoder::encode(text);
   }
-  std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
-  ::kill(child, SIGKILL);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  EXPECT_FALSE(WIFEXITED(status) && WEXITSTATUS(status) != 0) << "the restart failed";
-  return WIFEXITED(status);
-}
+};
 
 TEST_F(PrepareTextTest, killed_at_random_moments_and_restarted_nothing_is_lost_or_repeated) {
   const auto expected = contents_without_interruption();
@@ -129,7 +108,8 @@ TEST_F(PrepareTextTest, killed_at_random_moments_and_restarted_nothing_is_lost_o
   int kills = 0;
   for (int round = 0; round < 12; ++round) {
     // Each kill lengthens the delay, because a busy machine starts slowly.
-    while (!run_and_kill(options_, 500 + random() % (30000 + 300 * kills))) {
+    while (!run_and_kill(500 + random() % (30000 + 300 * kills),
+                         [&] { prepare_text(options_, SlowEncoder()); })) {
       ASSERT_LT(++kills, 2000) << "it does not get on";
     }
     ASSERT_EQ(contents(), expected) << "round " << round;
