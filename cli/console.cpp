@@ -10,7 +10,6 @@
 #include <ctime>
 #include <filesystem>
 #include <span>
-#include <string>
 #include <system_error>
 #include <vector>
 
@@ -51,7 +50,7 @@ void flush_standard_output() {
   errno = 0;
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
   const std::string reason = errno != 0 ? " (" + std::generic_category().message(errno) + ")" : "";
-  throw DataError("standard output: cannot be written" + reason +
+  throw DataError("standard output: cannot be written", reason,
                   "; free space or check the receiving program");
 }
 

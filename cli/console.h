@@ -10,8 +10,6 @@
 #include "dtopp/inference/watch.h"
 
 namespace dtopp::cli {
-// Makes standard input, output and error safe for a long-running program.
-
 // Prints the line "dtopp: TEXT" to standard error.
 void print_message(const std::string& text);
 
@@ -31,14 +29,11 @@ void flush_standard_output();
 
 // Handles SIGTERM, SIGINT and SIGHUP (a closed terminal): the command saves and stops. A second SIGTERM or
 // SIGINT at least a tenth of a second later ends the process immediately. An ignored SIGHUP stays ignored.
-
-// Selects how a process that does not stop in time is ended.
 enum class Impatience {
   kSecondSignal,  // a second signal ends it
   kLauncher,      // only its launcher kills it: one request may arrive as several forwarded signals
 };
 
-// Installs the handlers for the rest of the process.
 void stop_on_signals(Impatience impatience = Impatience::kSecondSignal);
 
 // Returns true after a signal has arrived.
@@ -48,7 +43,6 @@ bool stop_requested();
 StopToken stop_token();
 
 // Draws the progress of a measurement on standard error and stops it on a signal.
-
 class ConsoleWatch final : public inference::Watch {
  public:
   // Without `shows`, it only stops.
@@ -66,10 +60,8 @@ class ConsoleWatch final : public inference::Watch {
   std::optional<ProgressBar> bar_;
 };
 
-// Identifies the program's build, so that ranks can check that all of them run the same one.
-
 // Returns, for example, "0.1.0, build 1b2c…": the version and a checksum of the executable and dtopp's
-// libraries.
+// libraries, by which ranks check that all of them run the same program.
 std::string program_version();
 
 }  // namespace dtopp::cli

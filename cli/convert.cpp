@@ -37,13 +37,11 @@ void print_experts(const ToHuggingFace& options, const checkpoint::Checkpoint& c
   watch.end();
   const at::Tensor share_LN = active.histogram().to(at::kDouble) / static_cast<double>(active.tokens());
   const auto largest = active.histogram().sum(0).nonzero().max().item<int64_t>();
-  std::printf("experts   %.4f per token, at most %lld\n", active.summary().mean,
-              static_cast<long long>(largest));
+  std::printf("experts   %.4f per token, at most %ld\n", active.summary().mean, largest);
   const at::Tensor above_L = share_LN.narrow(1, most + 1, share_LN.size(1) - most - 1).sum(1);
   const auto [worst, layer] = above_L.max(0);
-  std::printf("cut       %.4f %% of tokens have more than %lld (layer %lld: %.4f %%)\n",
-              100 * above_L.mean().item<double>(), static_cast<long long>(most),
-              static_cast<long long>(layer.item<int64_t>()), 100 * worst.item<double>());
+  std::printf("cut       %.4f %% of tokens have more than %ld (layer %ld: %.4f %%)\n",
+              100 * above_L.mean().item<double>(), most, layer.item<int64_t>(), 100 * worst.item<double>());
 }
 
 void convert_to_hf(const ToHuggingFace& options) {

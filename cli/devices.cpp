@@ -85,10 +85,9 @@ void print_text(const CpuFacts& cpu, const std::optional<std::string>& missing,
               cpu.threads == 1 ? "thread" : "threads", gibibytes(cpu.free_bytes), cpu.fp32, cpu.bf16);
   if (missing) std::printf("cuda    cannot be used: %s\n", missing->c_str());
   for (const CudaDevice& device : devices) {
-    std::printf("cuda:%lld  %s, compute capability %s, %.1f of %.1f GiB of memory free\n",
-                static_cast<long long>(device.index), device.facts.name.c_str(),
-                capability_text(device.facts.capability).c_str(), gibibytes(device.free_bytes),
-                gibibytes(device.facts.memory_bytes));
+    std::printf("cuda:%ld  %s, compute capability %s, %.1f of %.1f GiB of memory free\n", device.index,
+                device.facts.name.c_str(), capability_text(device.facts.capability).c_str(),
+                gibibytes(device.free_bytes), gibibytes(device.facts.memory_bytes));
     std::printf("        expert GEMMs with fused kernels, in bf16: %s\n",
                 device.fused.none() ? "none" : ops::fused_kernels_text(device.fused).c_str());
   }

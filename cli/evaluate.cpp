@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <functional>
@@ -10,15 +9,12 @@
 #include <memory>
 #include <optional>
 #include <sstream>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
 #include "cli/console.h"
-#include "cli/inference.h"
 #include "cli/option_checks.h"
 #include "cli/ranks.h"
 #include "dtopp/base/errors.h"
@@ -33,7 +29,6 @@
 #include "dtopp/distributed/rank_agreement.h"
 #include "dtopp/eval/activation_analysis.h"
 #include "dtopp/eval/evaluation.h"
-#include "dtopp/eval/perplexity.h"
 #include "dtopp/eval/scoring.h"
 #include "dtopp/eval/token_counts.h"
 #include "dtopp/inference/expert_budget.h"
@@ -70,9 +65,8 @@ void add_evaluate_options(CLI::App& command, EvaluateOptions& options) {
                   "also write the results as JSON to this file; in a folder, to a file whose name contains "
                   "the texts or images, the checkpoint's step, the budget and the precision")
       ->check(in_existing_folder());
-  command.add_option("--batch-size", options.batch_size, "sequences or images per batch")
-      ->capture_default_str()
-      ->check(positive<int64_t>());
+  add_number(command, "--batch-size", options.batch_size, "sequences or images per batch",
+             positive<int64_t>());
   command.add_flag("--json", options.json, "print the results as one JSON object");
   add_processes_option(command, options.processes);
 }
@@ -87,7 +81,6 @@ void add_text_option(CLI::App& command, std::vector<std::string>& texts) {
       ->required();
 }
 
-// Adds --sweep-target, which cannot be combined with the options in `excluded`.
 void add_sweep_option(CLI::App& command, std::vector<double>& targets,
                       const std::vector<std::string>& excluded) {
   CLI::Option* option =
@@ -279,19 +272,17 @@ ordered_json perplexity_json(const eval::Perplexity& result, const std::optional
 void print_summary(const checkpoint::Checkpoint& checkpoint, const eval::Perplexity& result,
                    const std::optional<int64_t>& bytes) {
   std::printf("checkpoint   %s\n", checkpoint.path().c_str());
-  std::printf("tokens       %lld\n", static_cast<long long>(result.tokens));
+  std::printf("tokens       %ld\n", result.tokens);
   std::printf("nll          %.6f nats per token\n", result.nll);
   std::printf("perplexity   %.4f\n", result.perplexity());
   if (bytes)
-    std::printf("compression  %.4f bits per byte (%lld bytes)\n", result.bits_per_byte(*bytes),
-                static_cast<long long>(*bytes));
+    std::printf("compression  %.4f bits per byte (%ld bytes)\n", result.bits_per_byte(*bytes), *bytes);
   if (result.activations.num_layers() > 0) {
     const moe::ActivationSummary active = result.activations.summary();
     std::printf("experts      %.4f per token (standard deviation %.4f)\n", active.mean, active.deviation);
   }
   for (const eval::SourcePerplexity& source : result.sources) {
-    std::printf("  %-20s %.6f nats per token, %lld tokens", source.name.c_str(), source.nll,
-                static_cast<long long>(source.tokens));
+    std::printf("  %-20s %.6f nats per token, %ld tokens", source.name.c_str(), source.nll, source.tokens);
     if (source.activations.num_layers() > 0) std::printf(", %.4f experts", source.activations.summary().mean);
     std::printf("\n");
   }
@@ -428,9 +419,7 @@ void add_evaluate_text(CLI::App& evaluate) {
       ->check(CLI::IsMember(rules))
       ->excludes("--replay-routing")
       ->excludes("--by-document");
-  command->add_option("--counts-seed", options->counts_seed, "seed of --counts")
-      ->capture_default_str()
-      ->check(not_negative<uint64_t>())
+  add_number(*command, "--counts-seed", options->counts_seed, "seed of --counts", not_negative<uint64_t>())
       ->needs("--counts");
   add_sweep_option(*command, options->sweep,
                    {"--target-experts", "--dump-routing", "--replay-routing", "--counts"});
@@ -470,10 +459,8 @@ void print_counts(const std::vector<tasks::TaskRequests>& prepared) {
   std::printf("%-18s %8s %10s %8s %12s %8s\n", "task", "items", "sequences", "cut", "tokens", "longest");
   for (const tasks::TaskRequests& requests : prepared) {
     const tasks::PromptCounts counts = tasks::count_prompts(requests);
-    std::printf("%-18s %8lld %10lld %8lld %12lld %8lld\n", std::string(requests.task.name).c_str(),
-                static_cast<long long>(counts.items), static_cast<long long>(counts.sequences),
-                static_cast<long long>(counts.cut_sequences), static_cast<long long>(counts.tokens),
-                static_cast<long long>(counts.longest));
+    std::printf("%-18s %8ld %10ld %8ld %12ld %8ld\n", std::string(requests.task.name).c_str(), counts.items,
+                counts.sequences, counts.cut_sequences, counts.tokens, counts.longest);
   }
 }
 

@@ -95,10 +95,9 @@ checkpoint::Checkpoint open_language_model(const GenerateOptions& options) {
 
 void print_rate(int64_t tokens, double seconds, double experts, const config::ModelConfig& config) {
   const auto count = static_cast<double>(tokens);
-  std::fprintf(stderr, "dtopp: %lld tokens, %.1f tok/s", static_cast<long long>(tokens), count / seconds);
+  std::fprintf(stderr, "dtopp: %ld tokens, %.1f tok/s", tokens, count / seconds);
   if (!config.is_dense() && tokens > 0) {
-    std::fprintf(stderr, ", %.2f of %lld experts per token", experts / count,
-                 static_cast<long long>(config.num_experts));
+    std::fprintf(stderr, ", %.2f of %ld experts per token", experts / count, config.num_experts);
   }
   std::fprintf(stderr, "\n");
 }
@@ -164,7 +163,7 @@ double number_of(const std::string& command, std::string_view text) {
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, number);
   if (error != std::errc() || stop != end || !std::isfinite(number))
-    throw UsageError(command + ": needs a number, as in " + command + " 2");
+    throw UsageError(command, ": needs a number, as in ", command, " 2");
   return number;
 }
 
@@ -200,7 +199,7 @@ class Interactive {
       if (temperature < 0) throw UsageError("/temperature: must be 0 or more");
       session_.set_temperature(temperature);
     } else if (!argument.empty()) {
-      throw UsageError(line + ": unknown; " + kHint);
+      throw UsageError(line, ": unknown; ", kHint);
     } else if (command == "/experts") {
       if (checkpoint_.config().model.is_dense()) throw UsageError("/experts: the model has no experts");
       show_experts_ = !show_experts_;
@@ -217,7 +216,7 @@ class Interactive {
     } else if (command == "/quit") {
       return false;
     } else {
-      throw UsageError(command + ": unknown; " + kHint);
+      throw UsageError(command, ": unknown; ", kHint);
     }
     return true;
   }
@@ -237,9 +236,8 @@ class Interactive {
   void write_piece() {
     const int64_t dropped = session_.begin_piece();
     if (dropped > 0)
-      print_message(format("the model reads %lld tokens: the oldest %lld were dropped",
-                           static_cast<long long>(model_.config.model.sequence_length),
-                           static_cast<long long>(dropped)));
+      print_message(format("the model reads %ld tokens: the oldest %ld were dropped",
+                           model_.config.model.sequence_length, dropped));
     Writer writer(tokenizer_, show_experts_, model_.config.model.num_experts);
     const double begin = steady_seconds();
     bool ended = false;
@@ -294,7 +292,6 @@ std::vector<std::string> prompts_of(const GenerateOptions& options) {
   return {options.prompt};
 }
 
-// One line of --json.
 std::string json_line(size_t index, const std::string& prompt, const std::string& text, const Writer& writer,
                       const config::ModelConfig& config) {
   nlohmann::ordered_json line = {
@@ -352,9 +349,7 @@ void generate_texts(const GenerateOptions& options) {
     experts += writers[i].experts();
   }
   print_rate(tokens, seconds, experts, config);
-  if (is_cut)
-    print_message(format("stopped at the model's sequence length of %lld",
-                         static_cast<long long>(config.sequence_length)));
+  if (is_cut) print_message(format("stopped at the model's sequence length of %ld", config.sequence_length));
   if (stop_requested()) throw Stopped("stopped before the texts were complete");
 }
 
@@ -371,24 +366,15 @@ void add_generate(CLI::App& app) {
                    "--json shows where a text begins")
       ->check(not_empty())
       ->excludes("--prompt");
-  command
-      ->add_option("--max-tokens", options->max_tokens,
-                   "maximum number of new tokens per prompt; the model's sequence length limits them too")
-      ->capture_default_str()
-      ->check(positive<int64_t>());
-  command
-      ->add_option("--temperature", options->sampling.temperature,
-                   "sampling temperature; 0: always take the most likely token")
-      ->capture_default_str()
-      ->check(not_negative<double>());
-  command
-      ->add_option("--top-p", options->sampling.top_p,
-                   "sample from the most likely tokens whose probabilities sum to this value")
-      ->capture_default_str()
-      ->check(between<double>(0, 1));
-  command->add_option("--seed", options->sampling.seed, "seed of the sampling")
-      ->capture_default_str()
-      ->check(not_negative<uint64_t>());
+  add_number(*command, "--max-tokens", options->max_tokens,
+             "maximum number of new tokens per prompt; the model's sequence length limits them too",
+             positive<int64_t>());
+  add_number(*command, "--temperature", options->sampling.temperature,
+             "sampling temperature; 0: always take the most likely token", not_negative<double>());
+  add_number(*command, "--top-p", options->sampling.top_p,
+             "sample from the most likely tokens whose probabilities sum to this value",
+             between<double>(0, 1));
+  add_number(*command, "--seed", options->sampling.seed, "seed of the sampling", not_negative<uint64_t>());
   command->add_flag(
       "--show-experts", options->show_experts,
       "color each token by the number of active experts (without a terminal: print the number in "

@@ -55,7 +55,7 @@ void require_type(const checkpoint::Checkpoint& checkpoint, config::ModelType ty
   const char* what = type == config::ModelType::kLanguageModel
                          ? ": the model is a diffusion transformer; use sample, or evaluate images"
                          : ": the model is a language model; use generate, or evaluate text";
-  throw UsageError(checkpoint.path().string() + what);
+  throw UsageError(checkpoint.path(), what);
 }
 
 at::Device set_up_device(const InferenceOptions& options) {

@@ -24,7 +24,6 @@ struct InferenceOptions {
 // Adds the checkpoint, --device and --threads, which all model types share.
 void add_checkpoint_options(CLI::App& command, InferenceOptions& options);
 
-// Adds --precision, for language models.
 void add_precision_option(CLI::App& command, InferenceOptions& options);
 
 // Adds all of these options, for language models. `default_text` describes the default of --target-text.
@@ -41,7 +40,6 @@ void require_type(const checkpoint::Checkpoint& checkpoint, config::ModelType ty
 // Selects the device of --device and sets the number of threads of --threads.
 at::Device set_up_device(const InferenceOptions& options);
 
-// Returns the type of --precision on the device of --device.
 at::ScalarType compute_type(const InferenceOptions& options);
 
 // Loads the model on the device of --device in --precision, with the checkpoint's thresholds.

@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
 #include "dtopp/distributed/failure.h"
 
@@ -46,12 +47,6 @@ std::vector<std::string> options_of(const CLI::App& app) {
   return names;
 }
 
-std::string list_of(const std::vector<std::string>& names) {
-  std::string list;
-  for (const std::string& name : names) list.append(list.empty() ? "" : ", ").append(name);
-  return list;
-}
-
 std::string unknown(const char* what, const std::string& word, const std::vector<std::string>& known) {
   return "unknown " + std::string(what) + " " + dtopp::config::quote_for_message(word) + "; " +
          dtopp::config::suggest(word, known, "known:", known);
@@ -81,13 +76,13 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
     if (is_nested && command.get_require_subcommand_min() > 0 &&
         dtopp::config::nearest_key(word, verbs).empty())
       return command.get_name() + " needs a command before " + dtopp::config::quote_for_message(word) + ": " +
-             list_of(verbs);
+             dtopp::joined(verbs, ", ");
     if (!verbs.empty()) return unknown("command", word, verbs);
   }
   if (command.get_require_subcommand_min() > 0)
     return command.get_parent() == nullptr
                ? "a command is required"
-               : command.get_name() + " needs a command: " + list_of(verbs_of(command));
+               : command.get_name() + " needs a command: " + dtopp::joined(verbs_of(command), ", ");
   const bool excludes = dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr;
   return std::string(error.what()) + (excludes ? "; give one of them" : "");
 }

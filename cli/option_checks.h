@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <limits>
-#include <set>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -74,11 +73,18 @@ inline CLI::Validator in_existing_folder() {
           ""};
 }
 
+// Adds an option whose default --help shows.
+template <class Number>
+CLI::Option* add_number(CLI::App& command, const std::string& name, Number& value, const std::string& text,
+                        const CLI::Validator& check) {
+  return command.add_option(name, value, text)->capture_default_str()->check(check);
+}
+
 // For transform(): accepts a name of the enumeration and replaces it by its value.
 template <class Enum>
 CLI::Validator choice() {
-  std::set<std::string_view> sorted;
-  for (const auto& [value, name] : enum_names(Enum())) sorted.insert(name);
+  auto sorted = enum_names(Enum());
+  std::ranges::sort(sorted);
   std::string names;
   for (const std::string_view name : sorted) names.append(names.empty() ? "" : "|").append(name);
   return {[names](std::string& text) -> std::string {

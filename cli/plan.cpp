@@ -62,12 +62,10 @@ void add_plan(CLI::App& app) {
   command->add_option("config", options->config, "YAML configuration file of the run")->required();
   command->add_option("overrides", options->overrides,
                       "configuration values as key.path=value, e.g. model.num_layers=8");
-  command->add_option("--ranks", options->dims.world_size, "number of ranks (processes)")
-      ->capture_default_str()
-      ->check(positive<int64_t>());
-  command->add_option("--nodes", options->dims.nodes, "number of machines, with equal numbers of ranks")
-      ->capture_default_str()
-      ->check(positive<int64_t>());
+  add_number(*command, "--ranks", options->dims.world_size, "number of ranks (processes)",
+             positive<int64_t>());
+  add_number(*command, "--nodes", options->dims.nodes, "number of machines, with equal numbers of ranks",
+             positive<int64_t>());
   command->add_option(
       "--expert-parallel", options->expert_parallel,
       "number of ranks of a node that share the experts of each layer (the EP group); auto: the "

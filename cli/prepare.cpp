@@ -27,21 +27,16 @@ namespace {
 // Reports what an earlier run of the same command has done already.
 void print_earlier_work(const std::string& output, bool was_complete, uint64_t resumed, const char* unit) {
   if (was_complete) std::fprintf(stderr, "dtopp: %s: already complete; nothing left to do\n", output.c_str());
-  if (resumed > 0)
-    std::fprintf(stderr, "dtopp: resumed after %llu %s of an earlier run\n",
-                 static_cast<unsigned long long>(resumed), unit);
+  if (resumed > 0) std::fprintf(stderr, "dtopp: resumed after %lu %s of an earlier run\n", resumed, unit);
 }
 
 void print_images(const std::string& output, const data::ImageFacts& facts) {
-  const auto number = [](auto value) { return static_cast<long long>(value); };
   std::printf("output   %s\n", output.c_str());
-  std::printf("images   %lld of %lld x %lld x %lld%s\n", number(facts.images), number(facts.shape.channels),
-              number(facts.shape.height), number(facts.shape.width),
-              facts.kind == data::ImageKind::kLatents ? ", latents" : "");
-  std::printf("classes  %lld\n", number(facts.classes.size()));
-  if (facts.text_size > 0)
-    std::printf("text     up to %lld x %lld\n", number(facts.text_length), number(facts.text_size));
-  if (!facts.skipped.empty()) std::printf("skipped  %lld\n", number(facts.skipped.size()));
+  std::printf("images   %ld of %ld x %ld x %ld%s\n", facts.images, facts.shape.channels, facts.shape.height,
+              facts.shape.width, facts.kind == data::ImageKind::kLatents ? ", latents" : "");
+  std::printf("classes  %ld\n", facts.classes.size());
+  if (facts.text_size > 0) std::printf("text     up to %ld x %ld\n", facts.text_length, facts.text_size);
+  if (!facts.skipped.empty()) std::printf("skipped  %ld\n", facts.skipped.size());
 }
 
 struct ImageOptions {
@@ -182,8 +177,8 @@ void prepare_folder(const data::PrepareTextOptions& job, const data::TextEncoder
   bar.finish();
   print_earlier_work(job.output, progress.was_complete, progress.resumed_documents, "documents");
   std::printf("output     %s\n", job.output.c_str());
-  std::printf("documents  %llu\n", static_cast<unsigned long long>(progress.documents));
-  std::printf("tokens     %llu\n", static_cast<unsigned long long>(progress.tokens));
+  std::printf("documents  %lu\n", progress.documents);
+  std::printf("tokens     %lu\n", progress.tokens);
 }
 
 void prepare_text(const PrepareOptions& options) {

@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "cli/console.h"
 #include "cli/option_checks.h"
 #include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/device/available_memory.h"
@@ -98,8 +96,8 @@ launch::LaunchEnvironment own_launch_environment() {
 
 int run_processes(const launch::LaunchEnvironment& environment, const RankGroup& group) {
   if (!environment.alone())
-    throw UsageError("--processes: this process is one of " + std::to_string(environment.world_size) +
-                     " ranks (rank " + std::to_string(environment.rank) + ") already; omit --processes");
+    throw UsageError("--processes: this process is one of ", environment.world_size, " ranks (rank ",
+                     environment.rank, ") already; omit --processes");
   distributed::configure_transport();
   const launch::SignalPipe signals;  // also between two attempts
   launch::Restarts restarts(group.restarts, newest_step(group));

@@ -34,7 +34,6 @@ struct RankGroup {
 // Throws:  UsageError if this process is already one of several ranks
 int run_processes(const launch::LaunchEnvironment& environment, const RankGroup& group);
 
-// Adds --processes.
 CLI::Option* add_processes_option(CLI::App& command, int64_t& processes);
 
 // Calls stop_on_signals with the policy that fits the launcher of this rank.

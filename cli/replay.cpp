@@ -38,10 +38,9 @@ struct ReplayOptions {
 // The configuration of the run, with its step and its device checked.
 config::RunConfig config_of(const ReplayOptions& options) {
   auto config = runs::config_of(options.run);
-  if (!config) throw UsageError(options.run + ": holds no run; name the folder of a run");
+  if (!config) throw UsageError(options.run, ": holds no run; name the folder of a run");
   if (options.step > config->training.steps)
-    throw UsageError("--step: the run has " + std::to_string(config->training.steps) +
-                     " steps; name one of them");
+    throw UsageError("--step: the run has ", config->training.steps, " steps; name one of them");
   config->output = options.run;
   return *config;
 }
@@ -56,7 +55,7 @@ void train_to(train::Trainer& trainer, const ReplayOptions& options, const Conso
     const bool finished = trainer.step(stop_token());
     const auto result = trainer.next_result(0);
     if (!finished || (result && result->stop_requested))
-      throw Stopped("stopped at step " + std::to_string(trainer.state().step) + "; the run is unchanged");
+      throw Stopped("stopped at step ", trainer.state().step, "; the run is unchanged");
     watch.update(static_cast<uint64_t>(trainer.state().step - first));
   }
   watch.end();
@@ -104,7 +103,7 @@ void replay_rank(distributed::Cluster& cluster, const ReplayOptions& options) {
     flush_standard_output();
   }
   if (!replay["origin"].is_null() || !replay["finite"].get<bool>())
-    throw NumericalError("step " + std::to_string(options.step) + " is not finite");
+    throw NumericalError("step ", options.step, " is not finite");
 }
 
 void replay(const ReplayOptions& options) {

@@ -35,8 +35,7 @@ void choose_conditions(const SampleOptions& options, const config::ModelConfig& 
   for (const int64_t label : request.classes) {
     if (model.num_classes == 0) throw UsageError("--classes: the model was trained without classes");
     if (label < 0 || label >= model.num_classes)
-      throw UsageError("--classes " + std::to_string(label) + ": the model has classes 0 to " +
-                       std::to_string(model.num_classes - 1));
+      throw UsageError("--classes ", label, ": the model has classes 0 to ", model.num_classes - 1);
   }
   if (request.classes.empty() && model.num_classes > 0) {
     request.classes.resize(static_cast<size_t>(model.num_classes));
@@ -78,11 +77,10 @@ void choose_sampler(const SampleOptions& options, const config::RunConfig& confi
 
 void print_rate(int64_t pictures, double seconds, const moe::ActivationStatistics& activations,
                 const config::ModelConfig& config) {
-  std::fprintf(stderr, "dtopp: %lld pictures, %.2f per second", static_cast<long long>(pictures),
+  std::fprintf(stderr, "dtopp: %ld pictures, %.2f per second", pictures,
                static_cast<double>(pictures) / seconds);
   if (!config.is_dense())
-    std::fprintf(stderr, ", %.2f of %lld experts per token", activations.summary().mean,
-                 static_cast<long long>(config.num_experts));
+    std::fprintf(stderr, ", %.2f of %ld experts per token", activations.summary().mean, config.num_experts);
   std::fprintf(stderr, "\n");
 }
 
@@ -121,19 +119,14 @@ void make_pictures(const SampleOptions& options) {
 void add_sampler_options(CLI::App& command, SampleOptions& options) {
   inference::SamplerOptions& sampler = options.request.sampler;
   sampler.guidance = kDefaultGuidance;
-  command.add_option("--steps", sampler.steps, "sampler steps per picture")
-      ->capture_default_str()
-      ->check(positive<int64_t>());
+  add_number(command, "--steps", sampler.steps, "sampler steps per picture", positive<int64_t>());
   command
       .add_option("--sampler", sampler.method,
                   "euler or heun (for diffusion.objective flow; default: euler), ddim (for ddpm)")
       ->transform(choice<inference::SamplerMethod>())
       ->default_str("from the objective");
-  command
-      .add_option("--guidance", sampler.guidance,
-                  "classifier-free guidance scale; 1: no guidance, which halves the time")
-      ->capture_default_str()
-      ->check(not_negative<double>());
+  add_number(command, "--guidance", sampler.guidance,
+             "classifier-free guidance scale; 1: no guidance, which halves the time", not_negative<double>());
   command
       .add_option("--guidance-interval", options.guidance_interval,
                   "guide only while t is in this interval, e.g. 0.1,0.9")
@@ -157,12 +150,8 @@ void add_sample(CLI::App& app) {
                       "safetensors file with \"text\" [texts, tokens, size], the texts to cycle through");
   command->add_option("--count", request.count, "number of pictures")->required()->check(positive<int64_t>());
   add_sampler_options(*command, *options);
-  command->add_option("--seed", request.seed, "seed of the initial noise")
-      ->capture_default_str()
-      ->check(not_negative<uint64_t>());
-  command->add_option("--batch-size", request.batch_size, "pictures per batch")
-      ->capture_default_str()
-      ->check(positive<int64_t>());
+  add_number(*command, "--seed", request.seed, "seed of the initial noise", not_negative<uint64_t>());
+  add_number(*command, "--batch-size", request.batch_size, "pictures per batch", positive<int64_t>());
   command->add_flag("--raw", options->raw, "use the raw parameters instead of their moving average (EMA)");
   command
       ->add_option("--target-experts", options->inference.target_experts,

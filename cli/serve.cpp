@@ -44,13 +44,13 @@ std::string token_of(const ServeOptions& options) {
   if (options.token_file.empty()) {
     if (options.host == "127.0.0.1" || options.host == "::1") return {};
     throw UsageError(
-        "--host " + options.host +
+        "--host ", options.host,
         ": others can reach this address; pass --token-file FILE, whose first line clients must send");
   }
   const std::string text = read_file(options.token_file, uint64_t{1} << 16);
   std::string token = text.substr(0, text.find('\n'));
   if (token.ends_with('\r')) token.pop_back();
-  if (token.empty()) throw UsageError("--token-file " + options.token_file + ": its first line is empty");
+  if (token.empty()) throw UsageError("--token-file ", options.token_file, ": its first line is empty");
   return token;
 }
 
@@ -98,14 +98,13 @@ Budgets open_budgets(const ServeOptions& options, const inference::InferenceMode
 // Solves one budget and keeps it.
 void solve(const inference::InferenceModel& model, const checkpoint::Checkpoint& checkpoint, int64_t experts,
            Budgets& budgets) {
-  const auto number = static_cast<long long>(experts);
-  print_message(format("solving the threshold of %lld experts on %lld tokens", number,
-                       static_cast<long long>(budgets.windows_BL.numel())));
+  print_message(
+      format("solving the threshold of %ld experts on %ld tokens", experts, budgets.windows_BL.numel()));
   const double begin = steady_seconds();
   const moe::Routing solved =
       inference::solve_thresholds(model, budgets.windows_BL, static_cast<double>(experts));
   budgets.kept.thresholds[experts] = solved.router->metric("threshold");
-  print_message(format("solved the threshold of %lld experts in %.1f s", number, steady_seconds() - begin));
+  print_message(format("solved the threshold of %ld experts in %.1f s", experts, steady_seconds() - begin));
   try {
     inference::write_budgets(checkpoint, budgets.kept);
   } catch (const DataError& error) {
@@ -232,29 +231,20 @@ void add_serve(CLI::App& app) {
       ->add_option("--host", options->host,
                    "address to listen on; any but 127.0.0.1 and ::1 needs --token-file")
       ->capture_default_str();
-  command->add_option("--port", options->port, "port to listen on; 0: any free one")
-      ->capture_default_str()
-      ->check(between(0, 65535));
+  add_number(*command, "--port", options->port, "port to listen on; 0: any free one", between(0, 65535));
   command->add_option("--token-file", options->token_file,
                       "file whose first line clients must send as Authorization: Bearer LINE");
   command->add_option("--name", options->name, "name of the model in requests (default: the run's name)");
-  command->add_option("--max-batch", options->batch, "sequences that are computed together")
-      ->capture_default_str()
-      ->check(between(1, 4096));
-  command->add_option("--queue", options->queue, "sequences that wait; further ones are answered with 429")
-      ->capture_default_str()
-      ->check(between(1, 65536));
-  command
-      ->add_option("--kv-tokens", options->kv_tokens,
-                   "tokens in the key-value caches of all running sequences; 0: 1 GiB of them")
-      ->capture_default_str()
-      ->check(not_negative<int64_t>());
-  command->add_option("--max-body", options->body_kilobytes, "KiB of a request's body")
-      ->capture_default_str()
-      ->check(between(1, 1 << 20));
-  command->add_option("--timeout", options->timeout, "seconds from a request to the end of its answer")
-      ->capture_default_str()
-      ->check(between(1, 86400));
+  add_number(*command, "--max-batch", options->batch, "sequences that are computed together",
+             between(1, 4096));
+  add_number(*command, "--queue", options->queue, "sequences that wait; further ones are answered with 429",
+             between(1, 65536));
+  add_number(*command, "--kv-tokens", options->kv_tokens,
+             "tokens in the key-value caches of all running sequences; 0: 1 GiB of them",
+             not_negative<int64_t>());
+  add_number(*command, "--max-body", options->body_kilobytes, "KiB of a request's body", between(1, 1 << 20));
+  add_number(*command, "--timeout", options->timeout, "seconds from a request to the end of its answer",
+             between(1, 86400));
   command->callback([options] {
     distributed::with_memory_advice("lower --kv-tokens or --max-batch", [&] { serve_model(*options); });
   });

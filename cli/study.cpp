@@ -105,10 +105,10 @@ void report_end(const study::Study& study, const study::StudyRunner& runner,
     print_message(count(complete) +
                   "done; the others do not end within --hours; run the same command again to resume");
   else if (runner.stopped() || complete + failures < all)
-    throw Stopped("study stopped: " + count(complete) + "done; run the same command again to resume");
+    throw Stopped("study stopped: ", count(complete), "done; run the same command again to resume");
   if (failures > 0)
-    throw NumericalError(count(failures) + "failed: " + failed + "; see console.log and after/*.log in " +
-                         (study.output / "runs").string() + ", and run the same command again to retry them");
+    throw NumericalError(count(failures), "failed: ", failed, "; see console.log and after/*.log in ",
+                         (study.output / "runs").string(), ", and run the same command again to retry them");
 }
 
 // A study with the state of its runs, from their folders and the ledger.
@@ -200,7 +200,7 @@ void study_run(const StudyOptions& options) {
         "study: cannot run under a launcher, because it starts its runs itself; start it directly");
   OpenStudy open(options.file, options.overrides);
   if (options.blind && open.study.compare.empty())
-    throw UsageError(options.file + ": --blind needs comparisons; add compare");
+    throw UsageError(options.file, ": --blind needs comparisons; add compare");
   if (!options.dry_run) return run_study(open, options);
   open.read();
   print_forecast(open.runs, open.records);
@@ -221,9 +221,8 @@ void add_study(CLI::App& app) {
       "key.path=value applies to every run, e.g. training.steps=100");
   command->add_flag("--dry-run", options->dry_run,
                     "print the runs with their FLOPs and estimated hours on this machine, without training");
-  command->add_option("--slots", options->slots, "number of concurrent runs, which share the cores")
-      ->capture_default_str()
-      ->check(between(1, 1024));
+  add_number(*command, "--slots", options->slots, "number of concurrent runs, which share the cores",
+             between(1, 1024));
   command
       ->add_option("--hours", options->hours,
                    "start no run that would end after this many hours; the next call resumes; 0: no limit")

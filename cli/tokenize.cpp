@@ -38,8 +38,8 @@ std::string decode_line(const data::Tokenizer& tokenizer, const std::string& lin
     // Unsigned numbers beyond int64 wrap to negative ones, which are refused as well.
     const auto value = id.get<int64_t>();
     if (value < 0 || value >= tokenizer.vocab_size())
-      throw DataError("token id " + dump_json(id) + " does not exist; the tokenizer has " +
-                      std::to_string(tokenizer.vocab_size()) + " ids");
+      throw DataError("token id ", dump_json(id), " does not exist; the tokenizer has ",
+                      tokenizer.vocab_size(), " ids");
     ids.push_back(static_cast<int32_t>(value));
   }
   return quote_json(tokenizer.decode(ids), /*ascii=*/true);
@@ -54,7 +54,7 @@ void tokenize(const std::string& tokenizer_path, bool decode) {
     try {
       result = decode ? decode_line(tokenizer, line) : encode_line(tokenizer, line);
     } catch (const DataError& error) {
-      throw DataError("standard input: line " + std::to_string(number) + ": " + error.what());
+      throw DataError("standard input: line ", number, ": ", error.what());
     }
     std::printf("%s\n", result.c_str());
     // Flush when no more input is waiting: an interactive caller gets each answer, and files stay buffered.

@@ -35,8 +35,8 @@ void print_summary(const train::RunSummary& summary) {
   if (summary.already_complete)
     print_message(summary.directory.string() + ": the run is complete; nothing left to train");
   std::printf("run         %s\n", summary.directory.c_str());
-  std::printf("steps       %lld\n", static_cast<long long>(summary.steps));
-  std::printf("tokens      %lld\n", static_cast<long long>(summary.tokens));
+  std::printf("steps       %ld\n", summary.steps);
+  std::printf("tokens      %ld\n", summary.tokens);
   std::printf("checkpoint  %s\n", summary.checkpoint.c_str());
   if (!summary.profile.empty()) std::printf("\n%s", summary.profile.c_str());
 }
@@ -59,7 +59,6 @@ void warn_of_threads(int64_t threads, const ConsoleLog& log) {
                 ", or to 0 for one per core");
 }
 
-// Trains as one rank of `cluster`.
 void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
   const Clock::time_point begin = Clock::now();
   std::optional<StopScope> begins(stop_token());

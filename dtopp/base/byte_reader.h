@@ -55,8 +55,9 @@ class ByteReader {
   uint64_t offset() const { return offset_; }
   uint64_t remaining() const { return bytes_.size() - offset_; }
 
-  [[noreturn]] void fail(const std::string& cause) const {
-    throw DataError(what_ + ": byte " + std::to_string(offset_) + ": " + cause);
+  template <class... Parts>
+  [[noreturn]] void fail(const Parts&... cause) const {
+    throw DataError(what_, ": byte ", offset_, ": ", cause...);
   }
 
  private:

@@ -83,7 +83,7 @@ class Descriptor {
           retry([&] { return ::pread(value_, out.data(), out.size(), static_cast<off_t>(offset)); });
       if (count < 0) throw file_error("read", path_, errno);
       if (count == 0)
-        throw DataError(path_.string() + ": byte " + std::to_string(offset) +
+        throw DataError(path_, ": byte ", offset,
                         ": the file ends: it became shorter since it was opened; restore it");
       offset += static_cast<uint64_t>(count);
       out = out.subspan(static_cast<size_t>(count));
@@ -99,8 +99,7 @@ class Descriptor {
 // must not wait for a writer.
 inline Descriptor open_regular(const std::filesystem::path& path) {
   Descriptor descriptor(path, O_RDONLY | O_NONBLOCK, "open");
-  if (!S_ISREG(descriptor.status().st_mode))
-    throw DataError(path.string() + ": not a regular file; check the path");
+  if (!S_ISREG(descriptor.status().st_mode)) throw DataError(path, ": not a regular file; check the path");
   return descriptor;
 }
 

@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <stdexcept>
-#include <string>
 #include <string_view>
 #include <utility>
 
@@ -101,14 +100,13 @@ AppendFile::AppendFile(std::filesystem::path path, uint64_t size, const std::str
   const auto all = static_cast<uint64_t>(descriptor.status().st_size);
   const uint64_t there = all - std::min(all, head_bytes_);
   if (there < size)
-    throw DataError(path_.string() + ": has " + std::to_string(there) + " bytes, but " +
-                    std::to_string(size) + " were written: damaged; start again in a new folder");
+    throw DataError(path_, ": has ", there, " bytes, but ", size,
+                    " were written: damaged; start again in a new folder");
   if (::lseek(descriptor.get(), static_cast<off_t>(head_bytes_), SEEK_SET) < 0)
     throw file_error("read", path_, errno);
   read_hash(descriptor, size);
   if (size > 0 && !hash.empty() && this->hash() != hash)
-    throw DataError(path_.string() +
-                    ": changed or damaged since it was written; start again in a new folder");
+    throw DataError(path_, ": changed or damaged since it was written; start again in a new folder");
   if (retry([&] { return ::ftruncate(descriptor.get(), static_cast<off_t>(head_bytes_ + size)); }) != 0)
     throw file_error("truncate", path_, errno);
   sync_directory(path_.has_parent_path() ? path_.parent_path() : ".");
@@ -122,7 +120,7 @@ void AppendFile::read_hash(const Descriptor& descriptor, uint64_t size) {
   std::vector<std::byte> chunk(std::min<uint64_t>(size, kAppendBufferBytes));
   while (size > 0) {
     const size_t count = descriptor.read(chunk.data(), std::min<uint64_t>(size, chunk.size()));
-    if (count == 0) throw DataError(path_.string() + ": became shorter while it was read; start again");
+    if (count == 0) throw DataError(path_, ": became shorter while it was read; start again");
     hasher_.update(std::span(chunk).first(count));
     size -= count;
   }

@@ -12,8 +12,6 @@
 
 namespace dtopp {
 
-// Creates directories atomically: they appear complete or not at all.
-
 // A directory that has a temporary name beside `path` (base/files.h) until commit().
 class AtomicDirectory {
  public:

@@ -4,8 +4,11 @@
 // catches and prints these errors.
 #pragma once
 
+#include <concepts>
+#include <filesystem>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace dtopp {
 
@@ -19,9 +22,28 @@ enum class ExitStatus : int {
   kStopped = 75,    // stopped by a signal or a deadline after saving; the same command resumes the run
 };
 
+// The parts one after another: texts, paths and whole numbers.
+template <class... Parts>
+std::string concat(const Parts&... parts) {
+  std::string text;
+  const auto append = [&]<class Part>(const Part& part) {
+    if constexpr (std::same_as<Part, std::filesystem::path>)
+      text += part.native();
+    else if constexpr (std::integral<Part> && !std::same_as<Part, bool> && !std::same_as<Part, char>)
+      text += std::to_string(part);
+    else
+      text += std::string_view(part);
+  };
+  (append(parts), ...);
+  return text;
+}
+
+// Each error takes the parts of its message, as concat() does.
 class Error : public std::runtime_error {
  public:
-  Error(ExitStatus status, const std::string& message) : std::runtime_error(message), status_(status) {}
+  template <class... Parts>
+  explicit Error(ExitStatus status, const Parts&... message)
+      : std::runtime_error(concat(message...)), status_(status) {}
   ExitStatus status() const { return status_; }
 
  private:
@@ -30,7 +52,8 @@ class Error : public std::runtime_error {
 
 template <ExitStatus kStatus>
 struct ErrorOf : Error {
-  explicit ErrorOf(const std::string& message) : Error(kStatus, message) {}
+  template <class... Parts>
+  explicit ErrorOf(const Parts&... message) : Error(kStatus, message...) {}
 };
 
 using UsageError = ErrorOf<ExitStatus::kUsage>;

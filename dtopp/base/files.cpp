@@ -2,10 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
-#include <cstdio>
-#include <optional>
-#include <string>
 #include <system_error>
 #include <utility>
 
@@ -94,7 +90,7 @@ void refuse_what_is_no_file(const fs::path& path) {
   std::error_code no_answer;  // creating the file reports the error
   const auto status = fs::status(path, no_answer);
   if (fs::status_known(status) && fs::is_other(status))
-    throw DataError(path.string() + ": not a regular file; choose another path");
+    throw DataError(path, ": not a regular file; choose another path");
 }
 
 }  // namespace
@@ -115,9 +111,7 @@ FileError file_error(const std::string& action, const fs::path& path, int error_
 std::string read_file(const fs::path& path, uint64_t limit) {
   const Descriptor descriptor = open_regular(path);
   const uint64_t size = descriptor.size();
-  const auto too_large = [&] {
-    return DataError(path.string() + ": larger than the " + std::to_string(limit) + " bytes allowed here");
-  };
+  const auto too_large = [&] { return DataError(path, ": larger than the ", limit, " bytes allowed here"); };
   if (size > limit) throw too_large();
   std::string text;
   text.reserve(size);
@@ -269,7 +263,7 @@ DirectoryLock::DirectoryLock(const fs::path& directory) {
     Descriptor descriptor(path, O_RDWR | O_CREAT | O_NOFOLLOW, "lock");
     if (retry([&] { return ::flock(descriptor.get(), LOCK_EX | LOCK_NB); }) != 0) {
       if (errno != EWOULDBLOCK) throw file_error("lock", path, errno);
-      throw UsageError("another dtopp process is writing " + directory.string() +
+      throw UsageError("another dtopp process is writing ", directory,
                        "; wait for it, stop it or choose another output directory");
     }
     // The former holder removed the file before it released the lock.
@@ -292,7 +286,7 @@ std::string random_digits() {
   uint64_t number = 0;
   if (retry([&] { return ::getrandom(&number, sizeof(number), 0); }) != sizeof(number))
     throw file_error("read", "the kernel's random numbers", errno);
-  return format("%016llx", static_cast<unsigned long long>(number));
+  return format("%016lx", number);
 }
 
 // The part between the prefix and the digits; empty if the name is not a temporary one.

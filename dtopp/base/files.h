@@ -16,8 +16,6 @@
 
 namespace dtopp {
 
-// Determines what kind of file a path names, and removes trailing slashes.
-
 enum class PathKind { kNothing, kFile, kDirectory, kOther };
 
 // The kind of file at `path`, after following links.
@@ -187,7 +185,6 @@ class DirectoryLock {
 // Names unfinished files: ".tmp-<name>.<16 hexadecimal digits>", beside the final name. The digits are
 // random, so two writers never share a name, and no other process can create a file under it in advance.
 
-// A new temporary name beside `path`.
 std::filesystem::path temporary_sibling(const std::filesystem::path& path);
 
 // The path beside which temporary_sibling() made this name; another path itself. Errors name it.

@@ -40,17 +40,6 @@ bool none_has_all(Word exponent, std::span<const std::byte> bytes) {
 
 }  // namespace
 
-std::string name_of(FloatType type) {
-  return type == FloatType::kF32 ? "F32" : type == FloatType::kF16 ? "F16" : "BF16";
-}
-
-std::optional<FloatType> float_type_of(std::string_view name) {
-  for (const FloatType type : {FloatType::kF32, FloatType::kF16, FloatType::kBF16}) {
-    if (name_of(type) == name) return type;
-  }
-  return std::nullopt;
-}
-
 uint64_t size_of(FloatType type) { return type == FloatType::kF32 ? 4 : 2; }
 
 void widen(FloatType type, std::span<const std::byte> bytes, std::span<float> out) {

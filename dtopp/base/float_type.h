@@ -1,11 +1,10 @@
 // Converts the floating-point formats that tensor files use.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 
 namespace dtopp {
@@ -13,8 +12,7 @@ namespace dtopp {
 enum class FloatType { kF32, kF16, kBF16 };
 
 // The dtype name in safetensors.
-std::string name_of(FloatType type);
-std::optional<FloatType> float_type_of(std::string_view name);
+constexpr auto enum_names(FloatType) { return std::to_array<std::string_view>({"F32", "F16", "BF16"}); }
 uint64_t size_of(FloatType type);
 
 // Converts all numbers to float exactly. `bytes` holds out.size() little-endian numbers.

@@ -1,9 +1,7 @@
 #include "dtopp/base/format.h"
 
-#include <array>
 #include <cmath>
 #include <cstdarg>
-#include <cstdint>
 #include <cstdio>
 #include <utility>
 
@@ -11,9 +9,8 @@ namespace dtopp {
 namespace {
 
 std::string two_units(double seconds, int64_t unit, char name, int64_t part, char part_name) {
-  const auto parts = std::llround(seconds / static_cast<double>(part));
-  return format("%lld%c%02lld%c", static_cast<long long>(parts * part / unit), name,
-                static_cast<long long>(parts * part % unit / part), part_name);
+  const auto parts = std::lround(seconds / static_cast<double>(part));
+  return format("%ld%c%02ld%c", parts * part / unit, name, parts * part % unit / part, part_name);
 }
 
 // Scales the value to [1, 1000) and returns its prefix, such that rounding never prints 1000.
@@ -44,6 +41,11 @@ std::string joined(const std::vector<std::string>& texts, std::string_view separ
   std::string all;
   for (const std::string& text : texts) all.append(&text == texts.data() ? "" : separator).append(text);
   return all;
+}
+
+bool is_plain(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+         c == '.';
 }
 
 double without_nan_sign(double value) { return std::isnan(value) ? std::abs(value) : value; }

@@ -1,19 +1,18 @@
 // Formats numbers, durations, counts and bytes as text.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace dtopp {
 
-// Reads a whole number from text that another program wrote.
-
-// Returns nullopt if the text is anything but the digits of a number that fits.
+// The whole number in text that another program wrote; nullopt if it is anything but the digits of one that
+// fits.
 inline std::optional<int64_t> whole_number(std::string_view text) {
   int64_t value = 0;
   const char* const end = text.data() + text.size();
@@ -25,28 +24,31 @@ inline std::optional<int64_t> whole_number(std::string_view text) {
 // Converts enumerations to the names that users write in configurations, and back. Each enumeration declares
 // its names next to itself:
 //
-//   constexpr auto enum_names(Enum) -> std::array<std::pair<Enum, std::string_view>, n>
+//   constexpr auto enum_names(Enum) { return std::to_array<std::string_view>({"first", "second"}); }
+//
+// The names are in the order of the values, which count from 0.
 
 template <class Enum>
 std::string enum_name(Enum value) {
-  for (const auto& [candidate, name] : enum_names(value))
-    if (candidate == value) return std::string(name);
-  throw std::invalid_argument("an enumeration has a value without a name");
+  return std::string(enum_names(value).at(static_cast<size_t>(value)));
 }
 
 // nullopt if no value has that name.
 template <class Enum>
 std::optional<Enum> enum_named(std::string_view text) {
-  for (const auto& [value, name] : enum_names(Enum{}))
-    if (text == name) return value;
-  return std::nullopt;
+  const auto names = enum_names(Enum{});
+  const auto found = std::ranges::find(names, text);
+  return found == names.end() ? std::nullopt : std::optional(static_cast<Enum>(found - names.begin()));
 }
 
-// Returns the text that printf would print.
+// Returns the text that printf would print. %ld prints an int64_t: dtopp runs on 64-bit Linux alone.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
 // The texts with `separator` between them.
 std::string joined(const std::vector<std::string>& texts, std::string_view separator);
+
+// Whether names of files may hold the character: letters, digits, _, - and .
+bool is_plain(char c);
 
 // Removes the sign of NaN, which printf shows as "-nan".
 double without_nan_sign(double value);

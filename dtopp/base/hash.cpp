@@ -2,9 +2,7 @@
 
 #include <array>
 #include <new>
-#include <span>
 #include <stdexcept>
-#include <vector>
 
 #include <openssl/evp.h>
 #include <xxhash.h>

@@ -1,10 +1,7 @@
 #include "dtopp/base/json.h"
 
-#include <utility>
-
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 
 namespace dtopp {
@@ -33,12 +30,11 @@ bool is_too_deep(std::string_view text) {
 }  // namespace
 
 json parse_json(std::string_view text, const std::string& location) {
-  if (is_too_deep(text))
-    throw DataError(location + ": JSON nested deeper than " + std::to_string(kMaxJsonDepth) + " levels");
+  if (is_too_deep(text)) throw DataError(location, ": JSON nested deeper than ", kMaxJsonDepth, " levels");
   // nlohmann treats a NUL as the end of its input.
   json value(json::value_t::discarded);
   if (text.find('\0') == text.npos) value = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (value.is_discarded()) throw DataError(location + ": invalid JSON");
+  if (value.is_discarded()) throw DataError(location, ": invalid JSON");
   return value;
 }
 
@@ -62,6 +58,17 @@ int64_t integer_of(const json& value) {
   return value.get<int64_t>();
 }
 
+std::vector<double> numbers_of(const json& array) {
+  std::vector<double> numbers;
+  for (const json& value : array)
+    numbers.push_back(value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>());
+  return numbers;
+}
+
+nlohmann::ordered_json number_json(const std::optional<double>& value) {
+  return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
+}
+
 std::string quote_json(std::string_view text, bool ascii) {
   return nlohmann::ordered_json(text).dump(-1, ' ', ascii, json::error_handler_t::replace);
 }
@@ -69,7 +76,7 @@ std::string quote_json(std::string_view text, bool ascii) {
 using nlohmann::json;
 
 std::string expected_range(int64_t lowest, int64_t highest) {
-  std::string text = expected<int64_t>();
+  std::string text = kExpected<int64_t>;
   if (highest < std::numeric_limits<int64_t>::max())
     text += " from " + std::to_string(lowest) + " to " + std::to_string(highest);
   else if (lowest > std::numeric_limits<int64_t>::min())

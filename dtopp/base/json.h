@@ -37,6 +37,11 @@ nlohmann::json unpack_json(std::string_view bytes);
 // fraction or lies beyond int64; get<int64_t>() would change these.
 int64_t integer_of(const nlohmann::json& value);
 
+// The number; null without one.
+nlohmann::ordered_json number_json(const std::optional<double>& value);
+// The numbers of an array, NaN for null. Throws json::type_error for anything else.
+std::vector<double> numbers_of(const nlohmann::json& array);
+
 // The text as a JSON string. With `ascii`, characters outside ASCII are escaped.
 std::string quote_json(std::string_view text, bool ascii = false);
 
@@ -47,37 +52,25 @@ std::string quote_json(std::string_view text, bool ascii = false);
 // "files[2].size".
 struct FieldError : DataError {
   FieldError(const std::string& place, const std::string& field, const std::string& cause)
-      : DataError(place + ": " + field + ": " + cause), field(field), cause(cause) {}
+      : DataError(place, ": ", field, ": ", cause), field(field), cause(cause) {}
   std::string field, cause;
 };
 
 // The cause of an error if a member is not of type T.
 template <class T>
-const char* expected() = delete;
+inline constexpr const char* kExpected = nullptr;
 template <>
-inline const char* expected<bool>() {
-  return "must be true or false";
-}
+inline constexpr const char* kExpected<bool> = "must be true or false";
 template <>
-inline const char* expected<int64_t>() {
-  return "must be an integer";
-}
+inline constexpr const char* kExpected<int64_t> = "must be an integer";
 template <>
-inline const char* expected<double>() {
-  return "must be a number";
-}
+inline constexpr const char* kExpected<double> = "must be a number";
 template <>
-inline const char* expected<std::string>() {
-  return "must be a string";
-}
+inline constexpr const char* kExpected<std::string> = "must be a string";
 template <>
-inline const char* expected<std::vector<int64_t>>() {
-  return "must be an array of integers";
-}
+inline constexpr const char* kExpected<std::vector<int64_t>> = "must be an array of integers";
 template <>
-inline const char* expected<std::vector<std::string>>() {
-  return "must be an array of strings";
-}
+inline constexpr const char* kExpected<std::vector<std::string>> = "must be an array of strings";
 
 std::string expected_range(int64_t lowest, int64_t highest);
 std::string expected_range(double lowest, double highest);
@@ -93,7 +86,7 @@ class BasicJsonFields {
 
   // `place` is a file, a line of a file or a request.
   BasicJsonFields(Value object, std::string place) : object_(std::move(object)), place_(std::move(place)) {
-    if (!Json::is_object(object_)) throw DataError(place_ + ": must be a JSON object");
+    if (!Json::is_object(object_)) throw DataError(place_, ": must be a JSON object");
   }
   // Parses `text`, the content of `place`.
   BasicJsonFields(std::string_view text, const std::string& place)
@@ -107,7 +100,7 @@ class BasicJsonFields {
   template <class T>
   T get(const std::string& key) const {
     T value;
-    if (!Json::read(need(key), value)) fail(key, expected<T>());
+    if (!Json::read(need(key), value)) fail(key, kExpected<T>);
     return value;
   }
   template <class T>
@@ -163,8 +156,9 @@ class BasicJsonFields {
 
   const std::string& place() const { return place_; }
   std::string field(const std::string& key) const { return path_ + key; }  // the path from the root
-  [[noreturn]] void fail(const std::string& key, const std::string& cause) const {
-    throw FieldError(place_, field(key), cause);
+  template <class... Parts>
+  [[noreturn]] void fail(const std::string& key, const Parts&... cause) const {
+    throw FieldError(place_, field(key), concat(cause...));
   }
   // The object as JSON text, its members in byte order.
   std::string dump() const { return Json::dump(object_); }

@@ -16,9 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 24;
 
-[[noreturn]] void fail(const fs::path& path, const std::string& cause) {
-  throw DataError(path.string() + ": " + cause);
-}
+[[noreturn]] void fail(const fs::path& path, const std::string& cause) { throw DataError(path, ": ", cause); }
 
 // The last two lines, which hold the checksum of the text before them.
 std::string closing_of(std::string_view text) {

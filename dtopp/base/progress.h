@@ -10,8 +10,7 @@
 
 namespace dtopp {
 
-// Returns the time of a steady clock in seconds, for measuring durations.
-
+// The time of a steady clock, for measuring durations.
 inline double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -82,9 +81,7 @@ class ProgressBar {
   bool finished_ = false;
 };
 
-// Prints the lines of a run, or nothing on ranks that are to be silent.
-
-// Copies print to the same console.
+// Prints the lines of a run, or nothing on ranks that are to be silent. Copies print to the same console.
 class ConsoleLog {
  public:
   ConsoleLog() = default;  // prints nothing

@@ -4,10 +4,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
-#include <optional>
 #include <set>
-#include <string_view>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -164,7 +161,7 @@ std::vector<Entry> parse_header(std::string_view header, const ByteReader& reade
   // The JSON parser treats a NUL as the end of its input.
   if (header.find('\0') != std::string_view::npos) reader.fail("the header holds a NUL byte");
   HeaderHandler handler;
-  if (!json::sax_parse(header.begin(), header.end(), &handler)) reader.fail("the header: " + handler.cause);
+  if (!json::sax_parse(header.begin(), header.end(), &handler)) reader.fail("the header: ", handler.cause);
   // A stable sort, because an empty tensor has the same offset as the next tensor.
   std::ranges::stable_sort(handler.entries, {}, &Entry::offsets);
   return std::move(handler.entries);
@@ -174,8 +171,7 @@ std::vector<Entry> parse_header(std::string_view header, const ByteReader& reade
 TensorPlace place_of(Entry& entry, const fs::path& path, uint64_t data_start, uint64_t begin_in_file,
                      uint64_t file_bytes) {
   const auto fail = [&](const std::string& cause) {
-    throw DataError(path.string() + ": byte " + std::to_string(begin_in_file) + ": tensor \"" + entry.name +
-                    "\": " + cause);
+    throw DataError(path, ": byte ", begin_in_file, ": tensor \"", entry.name, "\": ", cause);
   };
   const uint64_t element = element_bytes(entry.dtype);
   if (element == 0) fail("unknown dtype \"" + entry.dtype + "\"");
@@ -198,7 +194,7 @@ std::vector<TensorPlace> parse_safetensors(std::span<const std::byte> beginning,
   ByteReader reader(beginning, path.string());
   const auto header_bytes = reader.read<uint64_t>();
   if (header_bytes > kMaxHeaderBytes)
-    reader.fail("a header of " + std::to_string(header_bytes) + " bytes; not a safetensors file");
+    reader.fail("a header of ", header_bytes, " bytes; not a safetensors file");
   const auto header = reader.take_text(header_bytes);
   const uint64_t data_start = reader.offset();
   uint64_t end = data_start;
@@ -210,11 +206,10 @@ std::vector<TensorPlace> parse_safetensors(std::span<const std::byte> beginning,
     places.push_back(place_of(entry, path, data_start, end, file_bytes));
     end += places.back().size;
     if (!names.insert(places.back().name).second)
-      reader.fail("tensor \"" + places.back().name + "\": appears twice");
+      reader.fail("tensor \"", places.back().name, "\": appears twice");
   }
   if (end != file_bytes)
-    throw DataError(path.string() + ": byte " + std::to_string(end) + ": " +
-                    std::to_string(file_bytes - end) + " bytes that belong to no tensor");
+    throw DataError(path, ": byte ", end, ": ", file_bytes - end, " bytes that belong to no tensor");
   return places;
 }
 
@@ -270,7 +265,7 @@ std::string head_of(const fs::path& path, const std::vector<TensorSource>& tenso
     const auto bytes = tensor_bytes(element_bytes(tensor.dtype), tensor.shape);
     if (bytes != tensor.size || element_bytes(tensor.dtype) == 0 || tensor.name == "__metadata__" ||
         !names.insert(tensor.name).second)
-      throw DataError(path.string() + ": tensor \"" + tensor.name +
+      throw DataError(path, ": tensor \"", tensor.name,
                       "\": its name is taken or its dtype and shape do not fit its bytes");
     header[tensor.name] = {
         {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.size}}};
@@ -279,7 +274,7 @@ std::string head_of(const fs::path& path, const std::vector<TensorSource>& tenso
   std::string head = std::string(sizeof(uint64_t), '\0') + dump_json(header);
   head.append((kAlignment - head.size() % kAlignment) % kAlignment, ' ');
   if (head.size() - sizeof(uint64_t) > kMaxHeaderBytes)
-    throw DataError(path.string() + ": too many tensors for one file");
+    throw DataError(path, ": too many tensors for one file");
   set_size(head);
   return head;
 }
@@ -292,8 +287,7 @@ void read_all(const fs::path& path, const std::vector<TensorSource>& tensors, co
       take(bytes);
     });
     if (count != tensor.size)
-      throw DataError(path.string() + ": tensor \"" + tensor.name + "\": its size in bytes is not " +
-                      std::to_string(tensor.size));
+      throw DataError(path, ": tensor \"", tensor.name, "\": its size in bytes is not ", tensor.size);
   }
 }
 
@@ -301,7 +295,7 @@ void read_all(const fs::path& path, const std::vector<TensorSource>& tensors, co
 
 std::string safetensors_head(const fs::path& path, const std::vector<TensorSource>& tensors, uint64_t bytes) {
   std::string head = head_of(path, tensors, {});
-  if (head.size() > bytes) throw DataError(path.string() + ": too many tensors");
+  if (head.size() > bytes) throw DataError(path, ": too many tensors");
   head.resize(bytes, ' ');
   set_size(head);
   return head;
@@ -323,8 +317,7 @@ void SafetensorsWriter::write(std::span<const std::byte> bytes) { file_.write(by
 
 uint64_t SafetensorsWriter::finish() {
   if (file_.size() != size_)
-    throw DataError(file_.path().string() + ": " + std::to_string(file_.size()) + " bytes were written of " +
-                    std::to_string(size_));
+    throw DataError(file_.path(), ": ", file_.size(), " bytes were written of ", size_);
   file_.sync_and_close();
   return size_;
 }

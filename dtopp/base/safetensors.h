@@ -17,8 +17,6 @@
 
 namespace dtopp {
 
-// The sizes that the safetensors format prescribes.
-
 inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of Hugging Face's reader
 
 // Bytes per element; 0 for an unknown dtype.
@@ -26,8 +24,6 @@ uint64_t element_bytes(std::string_view dtype);
 
 // Bytes per tensor; nullopt if the product overflows.
 std::optional<uint64_t> tensor_bytes(uint64_t element, const std::vector<int64_t>& shape);
-
-// Reads untrusted safetensors files. It works on byte spans and does not need torch.
 
 struct TensorView {
   std::string name;
@@ -83,8 +79,6 @@ class SafetensorsFile {
   std::vector<TensorView> tensors_;
   std::map<std::string, size_t> by_name_;
 };
-
-// Writes safetensors files. It works on byte spans and does not need torch.
 
 using TakeBytes = std::function<void(std::span<const std::byte>)>;
 

@@ -10,7 +10,6 @@
 namespace dtopp {
 
 // Carries a request to stop to long work, which polls it where it can stop.
-
 class StopToken {
  public:
   StopToken() = default;  // never requests a stop
@@ -31,8 +30,6 @@ class StopToken {
   const std::atomic<bool>* requested_ = nullptr;
   std::optional<std::chrono::steady_clock::time_point> deadline_{};
 };
-
-// Ends long work that has written nothing yet at a request to stop, without a token through every function.
 
 // A stop before anything was written. Each rank throws it by itself, without agreement with the others.
 struct StoppedEarly : Stopped {

@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <exception>
 #include <limits>
-#include <optional>
 #include <stdexcept>
-#include <string_view>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -16,7 +13,6 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/manifest.h"
 #include "dtopp/checkpoint/tensor_files.h"
 
 namespace dtopp::checkpoint {
@@ -77,11 +73,11 @@ std::vector<SafetensorsFile> open_tensors(const fs::path& path, const ManifestFi
   std::map<std::string, size_t> opened;
   for (const auto& [name, file] : read_tensor_index(index_path)) {
     if (!manifest.contains(file))
-      throw DataError(index_path.string() + ": " + name + ": its file is not in the manifest");
+      throw DataError(index_path, ": ", name, ": its file is not in the manifest");
     const auto [position, is_new] = opened.emplace(file, files.size());
     if (is_new) files.emplace_back(path / position->first);
     if (!files[position->second].find(name))
-      throw DataError(index_path.string() + ": " + name + ": not in " + position->first);
+      throw DataError(index_path, ": ", name, ": not in ", position->first);
   }
   return files;
 }
@@ -92,11 +88,11 @@ std::span<const std::byte> find_tensor(const fs::path& path, const std::vector<S
     const auto* tensor = file.find(name);
     if (!tensor) continue;
     if (tensor->dtype == "F32" && tensor->shape == shape) return tensor->bytes;
-    throw CheckpointError(path.string() + ": tensor \"" + name + "\" is " + tensor->dtype + " " +
-                          dump_json(tensor->shape) + ", expected F32 " + dump_json(shape) +
+    throw CheckpointError(path, ": tensor \"", name, "\" is ", tensor->dtype, " ", dump_json(tensor->shape),
+                          ", expected F32 ", dump_json(shape),
                           "; use the configuration the checkpoint was written with");
   }
-  throw CheckpointError(path.string() + ": no tensor \"" + name +
+  throw CheckpointError(path, ": no tensor \"", name,
                         "\"; use the configuration the checkpoint was written with");
 }
 
@@ -104,22 +100,22 @@ std::span<const std::byte> find_tensor(const fs::path& path, const std::vector<S
 // files is a damaged checkpoint, which the caller detects.
 void check_is_checkpoint(const fs::path& path) {
   if (path_kind(path) != PathKind::kDirectory)
-    throw UsageError(path.string() + ": no checkpoint there; name a checkpoint or a run directory");
+    throw UsageError(path, ": no checkpoint there; name a checkpoint or a run directory");
   if (is_checkpoint_name(path.filename().string())) return;
   for (const std::string& name : {std::string(kManifestName), whole_file(kModel), index_file(kModel),
                                   whole_file(kOptimizer), index_file(kOptimizer), std::string(kStateFile)})
     if (path_kind(path / name) != PathKind::kNothing) return;
-  throw UsageError(path.string() + ": holds no checkpoint; name a checkpoint or a run directory");
+  throw UsageError(path, ": holds no checkpoint; name a checkpoint or a run directory");
 }
 
 void check_names(const fs::path& path, const ManifestFiles& manifest) {
   for (const char* const name : {kStateFile, kConfigFile})
-    if (!manifest.contains(name)) throw DataError((path / kManifestName).string() + ": lists no " + name);
+    if (!manifest.contains(name)) throw DataError((path / kManifestName).string(), ": lists no ", name);
   if (!lists_tensors(manifest, kModel))
-    throw DataError((path / kManifestName).string() + ": lists no " + whole_file(kModel));
+    throw DataError((path / kManifestName).string(), ": lists no ", whole_file(kModel));
   if (!manifest.contains(kTokenizerFile) && path_kind(path / kTokenizerFile) != PathKind::kNothing)
     throw DataError(
-        (path / kTokenizerFile).string() +
+        (path / kTokenizerFile).string(),
         ": not in the manifest; move it elsewhere, else it is used as the checkpoint's tokenizer");
 }
 
@@ -130,7 +126,7 @@ void require_optimizer(const fs::path& path, const ManifestFiles& manifest) {
       missing = name;
   if (missing.empty()) return;
   throw DataError(
-      (path / missing).string() +
+      (path / missing).string(),
       ": is missing: evaluate and generate can use this checkpoint, but no run can resume from it");
 }
 
@@ -161,7 +157,7 @@ Checkpoint::Checkpoint(const fs::path& path, CheckpointUse use, const VerifyFile
     if (manifest.contains(kImagesFile)) images_json_ = read_file(path / kImagesFile, kMaxTextBytes);
   } catch (const DataError& error) {
     if (may_pass(error)) throw UnreadableCheckpoint(error.what());
-    throw CheckpointError(error.what() + std::string("; restore the file or use an earlier checkpoint"));
+    throw CheckpointError(error.what(), "; restore the file or use an earlier checkpoint");
   }
 }
 
@@ -189,8 +185,7 @@ std::span<const std::byte> Checkpoint::slot(const std::string& name,
 
 std::span<const std::byte> Checkpoint::ema(const std::string& name, const std::vector<int64_t>& shape) const {
   if (ema_files_.empty())
-    throw CheckpointError(path_.string() + ": no " + whole_file(kEma) +
-                          ": this run keeps no average of its parameters");
+    throw CheckpointError(path_, ": no ", whole_file(kEma), ": this run keeps no average of its parameters");
   return find_tensor(path_, ema_files_, name, shape);
 }
 

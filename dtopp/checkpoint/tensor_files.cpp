@@ -6,7 +6,6 @@
 #include <optional>
 #include <span>
 #include <sstream>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -44,7 +43,7 @@ bool is_optimizer_file(std::string_view name) {
          (name.starts_with("optimizer-") && name.ends_with(".safetensors"));
 }
 
-std::string checkpoint_name(int64_t step) { return format("step-%08lld", static_cast<long long>(step)); }
+std::string checkpoint_name(int64_t step) { return format("step-%08ld", step); }
 
 bool is_checkpoint_name(const std::string& name) { return step_of(name).has_value(); }
 
@@ -96,7 +95,7 @@ void add_files(TensorFiles& to, std::string_view kind, const std::vector<TensorS
     const std::string name = part_file(kind, i + 1, shards.size());
     for (const auto& tensor : shards[i]) {
       if (!weight_map.emplace(tensor.name, name).second)
-        throw DataError(tensor.name + ": the tensor appears twice");
+        throw DataError(tensor.name, ": the tensor appears twice");
       total += tensor.size;
     }
     to.files.push_back({kind, name, std::move(shards[i])});
@@ -235,10 +234,10 @@ TensorFiles split_into_files(const CheckpointContents& contents, uint64_t shard_
 std::map<std::string, std::string> read_tensor_index(const fs::path& path) {
   const json index = parse_json(read_file(path, kMostIndexBytes), path.string());
   const json weight_map = index.is_object() ? index.value("weight_map", json()) : json();
-  if (!weight_map.is_object()) throw DataError(path.string() + ": holds no weight_map");
+  if (!weight_map.is_object()) throw DataError(path, ": holds no weight_map");
   std::map<std::string, std::string> files;
   for (const auto& [name, file] : weight_map.items()) {
-    if (!file.is_string()) throw DataError(path.string() + ": " + name + ": must name a file");
+    if (!file.is_string()) throw DataError(path, ": ", name, ": must name a file");
     files.emplace(name, file.get<std::string>());
   }
   return files;

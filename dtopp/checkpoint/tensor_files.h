@@ -38,7 +38,6 @@ bool is_optimizer_file(std::string_view name);
 // For example "step-00001000".
 std::string checkpoint_name(int64_t step);
 
-// True if `name` is the name of a checkpoint of some step.
 bool is_checkpoint_name(const std::string& name);
 
 // The steps of the checkpoints in the directory, newest first; empty if the directory does not exist. Throws

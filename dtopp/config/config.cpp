@@ -6,15 +6,11 @@
 #include <set>
 #include <sstream>
 #include <system_error>
-#include <utility>
 
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/exceptions.h>
 #include <yaml-cpp/mark.h>
 #include <yaml-cpp/parser.h>
-
-#include "dtopp/base/errors.h"
-#include "dtopp/config/config_tree.h"
 
 namespace dtopp::config {
 namespace {
@@ -73,7 +69,7 @@ T parse_number(const ConfigNode& node, const std::string& key, const std::string
   T value{};
   const auto [stop, error] = std::from_chars(begin, end, value);
   if (stop == end && error == std::errc::result_out_of_range)
-    throw UsageError(node.location() + ": " + key + ": " + quote_for_message(text) + " is out of range for " +
+    throw UsageError(node.location(), ": ", key, ": ", quote_for_message(text), " is out of range for ",
                      expected);
   if (stop != end || error != std::errc()) detail::throw_wrong_type(node, key, expected);
   return value;
@@ -114,10 +110,10 @@ std::string print_text(const std::string& text) {
   return out + "\"";
 }
 
-template <class T, class Print>
-std::string print_list(const std::vector<T>& values, Print print) {
+template <class T>
+std::string print_list(const std::vector<T>& values) {
   std::string out = "[";
-  for (const T& value : values) out.append(out.size() > 1 ? ", " : "").append(print(value));
+  for (const T& value : values) out.append(out.size() > 1 ? ", " : "").append(detail::print_value(value));
   return out + "]";
 }
 
@@ -145,8 +141,8 @@ std::string join_key(const std::string& section, std::string_view name) {
 }
 
 void throw_wrong_type(const ConfigNode& node, const std::string& key, const std::string& expected) {
-  throw UsageError(node.location() + ": " + (key.empty() ? "" : key + ": ") + "expected " + expected +
-                   ", got " + describe(node));
+  throw UsageError(node.location(), ": ", (key.empty() ? "" : key + ": "), "expected ", expected, ", got ",
+                   describe(node));
 }
 
 void throw_unknown_key(const ConfigNode& value, const std::string& key,
@@ -159,7 +155,7 @@ void throw_unknown_key(const ConfigNode& value, const std::string& key,
                             name.find('.', section.size()) == std::string::npos;
     if (is_sibling) siblings.push_back(name);
   }
-  throw UsageError(value.location() + ": unknown key " + quote_for_message(key) + "; " +
+  throw UsageError(value.location(), ": unknown key ", quote_for_message(key), "; ",
                    suggest(key, known, "known keys:", siblings));
 }
 
@@ -170,12 +166,11 @@ std::string plain_text(const ConfigNode& node, const std::string& key, const std
 
 std::string choice_text(const ConfigNode& node, const std::string& key,
                         const std::vector<std::string>& choices) {
-  std::string list;
-  for (const std::string& choice : choices) list.append(list.empty() ? "one of " : ", ").append(choice);
+  const std::string list = "one of " + joined(choices, ", ");
   std::string text = plain_text(node, key, list);
   if (std::ranges::find(choices, text) != choices.end()) return text;
   const std::string nearest = nearest_key(text, choices);
-  throw UsageError(node.location() + ": " + key + ": expected " + list + ", got " + describe(node) +
+  throw UsageError(node.location(), ": ", key, ": expected ", list, ", got ", describe(node),
                    (nearest.empty() ? "" : "; did you mean " + nearest + "?"));
 }
 
@@ -229,16 +224,14 @@ std::string print_value(double value) {
 
 std::string print_value(const std::string& value) { return print_text(value); }
 
-std::string print_value(const std::vector<int64_t>& value) {
-  return print_list(value, [](int64_t element) { return print_value(element); });
-}
+std::string print_value(const std::vector<int64_t>& value) { return print_list(value); }
 
 std::string print_value(const std::vector<double>& value) {
   if (value.size() == 1) return print_value(value[0]);
-  return print_list(value, [](double element) { return print_value(element); });
+  return print_list(value);
 }
 
-std::string print_value(const std::vector<std::string>& value) { return print_list(value, print_text); }
+std::string print_value(const std::vector<std::string>& value) { return print_list(value); }
 
 }  // namespace detail
 
@@ -266,14 +259,10 @@ std::string suggest(const std::string& word, const std::vector<std::string>& kno
                     const std::vector<std::string>& listed) {
   const std::string nearest = nearest_key(word, known);
   if (!nearest.empty()) return "did you mean " + nearest + "?";
-  std::string text = list;
-  for (const std::string& name : listed) text.append(&name == listed.data() ? " " : ", ").append(name);
-  return text;
+  return listed.empty() ? list : list + " " + joined(listed, ", ");
 }
 
 namespace {
-
-using Kind = ConfigNode::Kind;
 
 constexpr size_t kMaxDepth = 32;
 constexpr size_t kMaxNodes = 100000;
@@ -322,8 +311,9 @@ class TreeBuilder : public YAML::EventHandler {
     int key_line = 0;             // 0: the next event is a key
   };
 
-  [[noreturn]] void fail(const YAML::Mark& mark, const std::string& cause) const {
-    throw UsageError(make_node(mark).location() + ": " + cause);
+  template <class... Parts>
+  [[noreturn]] void fail(const YAML::Mark& mark, const Parts&... cause) const {
+    throw UsageError(make_node(mark).location(), ": ", cause...);
   }
 
   ConfigNode make_node(const YAML::Mark& mark) const {
@@ -339,9 +329,7 @@ class TreeBuilder : public YAML::EventHandler {
       fail(mark, "tags (" + quote_for_message(tag) + ") are not allowed");
     ConfigNode node = make_node(mark);
     node.kind = kind;
-    if (expects_key()) {
-      if (kind != Kind::kScalar) fail(mark, "a key must be a word (is a bracket left open?)");
-    }
+    if (expects_key() && kind != Kind::kScalar) fail(mark, "a key must be a word (is a bracket left open?)");
     return node;
   }
 
@@ -369,10 +357,9 @@ class TreeBuilder : public YAML::EventHandler {
     Open& parent = open_.back();
     if (expects_key()) {
       if (!parent.names.insert(node.text).second)
-        throw UsageError(node.location() + ": duplicate key " + quote_for_message(node.text));
+        throw UsageError(node.location(), ": duplicate key ", quote_for_message(node.text));
       if (parent.node.keys.size() >= kMaxKeys)
-        throw UsageError(node.location() + ": more than " + std::to_string(kMaxKeys) +
-                         " keys in one section");
+        throw UsageError(node.location(), ": more than ", kMaxKeys, " keys in one section");
       parent.node.keys.push_back(std::move(node.text));
       parent.key_line = node.line;
       return;
@@ -414,15 +401,14 @@ void require_text(std::string_view text, const std::string& source) {
     const auto byte = static_cast<unsigned char>(text[at]);
     const bool control = (byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r') || byte == 0x7F;
     if (length == 0 || control)
-      throw UsageError(source + ": not a UTF-8 text file: byte " + std::to_string(at) +
+      throw UsageError(source, ": not a UTF-8 text file: byte ", at,
                        (control ? " is a control character" : " begins no character"));
     at += length;
   }
 }
 
 ConfigNode parse_config(const std::string& text, const std::string& source, bool with_lines) {
-  if (text.size() > kMaxConfigBytes)
-    throw UsageError(source + ": larger than " + std::to_string(kMaxConfigBytes) + " bytes");
+  if (text.size() > kMaxConfigBytes) throw UsageError(source, ": larger than ", kMaxConfigBytes, " bytes");
   require_text(text, source);
   const auto shared_source = std::make_shared<const std::string>(source);
   try {
@@ -435,39 +421,37 @@ ConfigNode parse_config(const std::string& text, const std::string& source, bool
       return empty;
     }
     TreeBuilder second(shared_source, with_lines);
-    if (parser.HandleNextDocument(second)) throw UsageError(source + ": more than one YAML document");
+    if (parser.HandleNextDocument(second)) throw UsageError(source, ": more than one YAML document");
     return builder.take();
   } catch (const YAML::Exception& error) {
     const std::string line =
         with_lines && !error.mark.is_null() ? ":" + std::to_string(error.mark.line + 1) : "";
-    throw UsageError(source + line + ": not valid YAML: " + error.msg);
+    throw UsageError(source, line, ": not valid YAML: ", error.msg);
   }
 }
 
 void require_at_least(const char* key, int64_t least, int64_t value) {
-  if (value < least)
-    throw InvalidValue(key, "must be at least " + std::to_string(least) + ", is " + std::to_string(value));
+  if (value < least) throw InvalidValue(key, "must be at least ", least, ", is ", value);
 }
 
 void require_between(const char* key, int64_t least, int64_t most, int64_t value) {
   if (value < least || value > most)
-    throw InvalidValue(key, "must lie in [" + std::to_string(least) + ", " + std::to_string(most) + "], is " +
-                                std::to_string(value));
+    throw InvalidValue(key, "must lie in [", least, ", ", most, "], is ", value);
 }
 
 void require_between(const char* key, double least, double most, double value) {
   if (!(value >= least && value <= most))
-    throw InvalidValue(key, "must lie in [" + detail::print_value(least) + ", " + detail::print_value(most) +
-                                "], is " + detail::print_value(value));
+    throw InvalidValue(key, "must lie in [", detail::print_value(least), ", ", detail::print_value(most),
+                       "], is ", detail::print_value(value));
 }
 
 void require_not_negative(const char* key, double value) {
-  if (!(value >= 0)) throw InvalidValue(key, "must not be negative, is " + detail::print_value(value));
+  if (!(value >= 0)) throw InvalidValue(key, "must not be negative, is ", detail::print_value(value));
 }
 
 void require_threshold(const char* key, double value) {
   if (!(value > 0 && value < 1))
-    throw InvalidValue(key, "must lie between 0 and 1, both excluded, is " + detail::print_value(value));
+    throw InvalidValue(key, "must lie between 0 and 1, both excluded, is ", detail::print_value(value));
 }
 
 }  // namespace dtopp::config

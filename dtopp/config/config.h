@@ -11,9 +11,7 @@
 // Throws:        UsageError "location: key: what is wrong"
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -27,7 +25,8 @@
 namespace dtopp::config {
 // A value of the right type that is not allowed. A caller that knows the file adds the location.
 struct InvalidValue : UsageError {
-  InvalidValue(const std::string& key, const std::string& cause) : UsageError(key + ": " + cause), key(key) {}
+  template <class... Parts>
+  InvalidValue(const std::string& key, const Parts&... cause) : UsageError(key, ": ", cause...), key(key) {}
   std::string key;
 };
 
@@ -67,9 +66,8 @@ void read_value(const ConfigNode& node, const std::string& key, std::vector<std:
 template <class T>
 requires std::is_enum_v<T>
 void read_value(const ConfigNode& node, const std::string& key, T& value) {
-  std::vector<std::string> choices;
-  for (const auto& [choice, name] : enum_names(value)) choices.emplace_back(name);
-  value = enum_named<T>(choice_text(node, key, choices)).value();
+  const auto names = enum_names(value);
+  value = enum_named<T>(choice_text(node, key, {names.begin(), names.end()})).value();
 }
 
 std::string print_value(bool value);
@@ -182,13 +180,12 @@ std::string nearest_key(const std::string& key, const std::vector<std::string>& 
 std::string suggest(const std::string& word, const std::vector<std::string>& known, const std::string& list,
                     const std::vector<std::string>& listed);
 
-// Checks bounds that values of several sections share. Throws InvalidValue, which names the key.
-
 // A value that is 0 because its key is missing, or because it is set to 0.
 struct MissingValue : InvalidValue {
   using InvalidValue::InvalidValue;
 };
 
+// Check bounds that values of several sections share. Throw InvalidValue.
 void require_at_least(const char* key, int64_t least, int64_t value);
 void require_between(const char* key, int64_t least, int64_t most, int64_t value);
 void require_between(const char* key, double least, double most, double value);

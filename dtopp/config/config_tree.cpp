@@ -50,7 +50,7 @@ ConfigNode mapping_of(const std::string& key, ConfigNode value) {
 ConfigNode method_named(const ConfigNode& tree, const ConfigNode& name) {
   const ConfigNode* methods = tree.find("methods");
   if (methods == nullptr)
-    throw UsageError(name.location() + ": method: this configuration defines no methods; set routing.method");
+    throw UsageError(name.location(), ": method: this configuration defines no methods; set routing.method");
   const auto known = std::ranges::find(methods->keys, name.text);
   if (known == methods->keys.end()) detail::choice_text(name, "method", methods->keys);  // throws
   return methods->items.at(static_cast<size_t>(known - methods->keys.begin()));
@@ -76,11 +76,11 @@ std::string preset_hint(const fs::path& missing) {
 
 std::string read_config_text(const fs::path& path) {
   if (path_kind(path) == PathKind::kNothing)
-    throw UsageError(path.string() + ": there is no such configuration file" + preset_hint(path));
+    throw UsageError(path, ": there is no such configuration file", preset_hint(path));
   // Reading a pipe could block forever.
-  if (!fs::is_regular_file(path)) throw UsageError(path.string() + ": not a regular file");
+  if (!fs::is_regular_file(path)) throw UsageError(path, ": not a regular file");
   if (fs::file_size(path) > kMaxConfigBytes)
-    throw UsageError(path.string() + ": larger than " + std::to_string(kMaxConfigBytes) + " bytes");
+    throw UsageError(path, ": larger than ", kMaxConfigBytes, " bytes");
   return read_file(path, kMaxConfigBytes);
 }
 
@@ -127,14 +127,14 @@ ConfigNode read_config_file(const fs::path& path, const std::string& named_by) {
   try {
     text = read_config_text(path);
   } catch (const UsageError& error) {
-    throw UsageError(named_by + error.what());
+    throw UsageError(named_by, error.what());
   } catch (const DataError& error) {
-    throw DataError(named_by + error.what());
+    throw DataError(named_by, error.what());
   }
   ConfigNode tree = parse_config(text, path.string());
   if (tree.kind == Kind::kNull) tree.kind = Kind::kMapping;
   if (tree.kind != Kind::kMapping)
-    throw UsageError(tree.location() + ": a configuration is a mapping (key: value), this is a " +
+    throw UsageError(tree.location(), ": a configuration is a mapping (key: value), this is a ",
                      (tree.kind == Kind::kList ? "list" : "single value"));
   return tree;
 }
@@ -148,15 +148,14 @@ ConfigNode load_config_tree(const fs::path& path, std::string named_by) {
     std::error_code error;
     const fs::path identity = fs::canonical(next, error);
     if (std::find(seen.begin(), seen.end(), identity) != seen.end())
-      throw UsageError(named_by + next.string() + " is its own base; break the circle");
+      throw UsageError(named_by, next, " is its own base; break the circle");
     seen.push_back(identity);
     const std::optional<ConfigNode> base = take(layers.back(), "base");
     if (!base) break;
     if (base->kind != Kind::kScalar || base->text.empty())
-      throw UsageError(base->location() + ": base: expected the path of another configuration file");
+      throw UsageError(base->location(), ": base: expected the path of another configuration file");
     if (layers.size() >= kMaxBases)
-      throw UsageError(base->location() + ": base: a chain of more than " + std::to_string(kMaxBases) +
-                       " files");
+      throw UsageError(base->location(), ": base: a chain of more than ", kMaxBases, " files");
     named_by = base->location() + ": base: ";
     next = (next.parent_path() / base->text).lexically_normal();
   }
@@ -170,14 +169,14 @@ ConfigNode load_config_tree(const fs::path& path, std::string named_by) {
 
 void set_value(ConfigNode& tree, const std::string& key, ConfigNode value) {
   if (!is_key(key))
-    throw UsageError(value.location() + ": " + quote_for_message(key) +
+    throw UsageError(value.location(), ": ", quote_for_message(key),
                      " is not a key; write words separated by dots, such as training.steps");
   // Wraps the value from the innermost key outwards, in mappings of one key each, and merges the result into
   // the tree.
   size_t end = key.size();
   size_t depth = 0;
   while (end != std::string::npos) {
-    if (++depth > kMaxKeyParts) throw UsageError(value.location() + ": the key has too many parts");
+    if (++depth > kMaxKeyParts) throw UsageError(value.location(), ": the key has too many parts");
     const size_t dot = key.rfind('.', end - 1);
     const size_t begin = dot == std::string::npos ? 0 : dot + 1;
     value = mapping_of(key.substr(begin, end - begin), std::move(value));
@@ -195,7 +194,7 @@ void apply_override(ConfigNode& tree, const std::string& argument) {
   const size_t equals = argument.find('=');
   const std::string path = argument.substr(0, equals);
   if (equals == std::string::npos || !is_key(path))
-    throw UsageError(source + ": expected key.path=value, for example training.steps=1000");
+    throw UsageError(source, ": expected key.path=value, for example training.steps=1000");
   const std::string value = argument.substr(equals + 1);
   require_text(argument, source);
 

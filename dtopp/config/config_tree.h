@@ -19,7 +19,6 @@
 namespace dtopp::config {
 
 // SectionOf<T, Section>: T is Section or const Section. Its visit_fields takes both, to read and to print.
-
 template <class T, class Section>
 concept SectionOf = std::same_as<std::remove_const_t<T>, Section>;
 

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
 
 namespace dtopp::config {
@@ -32,7 +33,7 @@ DataSource read_source(const ConfigNode& node, const std::string& key) {
       detail::throw_unknown_key(node.items[i], of_source, {key + ".path", key + ".name", key + ".weight"});
     }
   }
-  if (node.find("path") == nullptr) throw UsageError(node.location() + ": " + key + ": has no path");
+  if (node.find("path") == nullptr) throw UsageError(node.location(), ": ", key, ": has no path");
   return source;
 }
 
@@ -46,27 +47,22 @@ std::filesystem::path normalized(const DataSource& source) {
   return without_trailing_slash(std::filesystem::path(source.path).lexically_normal());
 }
 
-bool is_safe(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
-         c == '.';
-}
-
 // Sources whose names appear in metrics.
 void require_distinct_names(const char* key, const std::vector<DataSource>& sources) {
   std::set<std::filesystem::path> paths;
   for (const DataSource& source : sources) {
-    if (!std::ranges::all_of(source.name, is_safe))
-      throw InvalidValue(
-          key, "the name " + quote_for_message(source.name) + " may hold letters, digits, _, - and . only");
+    if (!std::ranges::all_of(source.name, is_plain))
+      throw InvalidValue(key, "the name ", quote_for_message(source.name),
+                         " may hold letters, digits, _, - and . only");
     if (!paths.insert(normalized(source)).second)
-      throw InvalidValue(key, "names " + source.path + " twice; list it once");
+      throw InvalidValue(key, "names ", source.path, " twice; list it once");
   }
   std::set<std::string> names;
   for (const std::string& name : source_names(sources)) {
     if (!names.insert(name).second)
-      throw InvalidValue(key, "two sources have the name " + name + "; give one another name");
+      throw InvalidValue(key, "two sources have the name ", name, "; give one another name");
     if (name.starts_with("layer_"))
-      throw InvalidValue(key, "the name " + name + " starts as those of layers do; give it another name");
+      throw InvalidValue(key, "the name ", name, " starts as those of layers do; give it another name");
   }
 }
 
@@ -84,8 +80,8 @@ void validate_train(const DataConfig& config) {
   if (!config.is_weighted()) return;
   for (const DataSource& source : config.train) {
     if (source.weight && !(*source.weight > 0))
-      throw InvalidValue("data.train", "the weight of " + source.path + " must be above 0, is " +
-                                           detail::print_value(*source.weight));
+      throw InvalidValue("data.train", "the weight of ", source.path, " must be above 0, is ",
+                         detail::print_value(*source.weight));
   }
   require_distinct_names("data.train", config.train);
 }
@@ -193,9 +189,8 @@ void validate(const DataConfig& config, const ModelConfig& model) {
   validate_validation(config);
   if (model.type != ModelType::kLanguageModel) return;
   if (config.end_of_text < -1 || config.end_of_text >= model.vocab_size)
-    throw InvalidValue("data.end_of_text",
-                       "must be an id below model.vocab_size " + std::to_string(model.vocab_size) +
-                           ", or -1 for the tokenizer's, is " + std::to_string(config.end_of_text));
+    throw InvalidValue("data.end_of_text", "must be an id below model.vocab_size ", model.vocab_size,
+                       ", or -1 for the tokenizer's, is ", config.end_of_text);
 }
 
 }  // namespace dtopp::config

@@ -13,8 +13,7 @@ constexpr int64_t kMostExperts = 1 << 16;
 
 void require_size(const char* key, int64_t value, int64_t largest = kLargest) {
   if (value == 0) throw MissingValue(key, "is missing; a model has no default size");
-  if (value < 1 || value > largest)
-    throw InvalidValue(key, "must lie in [1, " + std::to_string(largest) + "], is " + std::to_string(value));
+  if (value < 1 || value > largest) throw InvalidValue(key, "must lie in [1, ", largest, "], is ", value);
 }
 
 void validate(const LanguageModelConfig& config) {
@@ -36,12 +35,10 @@ void validate(const DiffusionTransformerConfig& config) {
   require_size("model.channels", config.channels, 1 << 12);
   require_size("model.patch_size", config.patch_size, config.image_size);
   if (config.image_size % config.patch_size != 0)
-    throw InvalidValue("model.patch_size", std::to_string(config.patch_size) +
-                                               " does not divide image_size " +
-                                               std::to_string(config.image_size));
+    throw InvalidValue("model.patch_size", config.patch_size, " does not divide image_size ",
+                       config.image_size);
   if (config.num_classes < 0 || config.num_classes >= kLargest)
-    throw InvalidValue("model.num_classes", "must lie in [0, " + std::to_string(kLargest - 1) + "], is " +
-                                                std::to_string(config.num_classes));
+    throw InvalidValue("model.num_classes", "must lie in [0, ", kLargest - 1, "], is ", config.num_classes);
   require_text(config);
 }
 
@@ -52,7 +49,7 @@ void require_parts(const ModelConfig& config) {
   const std::string hidden = "hidden_size " + std::to_string(config.hidden_size);
   if (images && config.position == Position::kSincos) {
     if (config.hidden_size % 4 != 0)
-      throw InvalidValue("model.hidden_size", hidden + " is not a multiple of 4; sincos positions need one");
+      throw InvalidValue("model.hidden_size", hidden, " is not a multiple of 4; sincos positions need one");
     return;
   }
   const char* key = config.chosen_head_size > 0 ? "model.head_size" : "model.num_heads";
@@ -60,10 +57,10 @@ void require_parts(const ModelConfig& config) {
                                 ? ""
                                 : hidden + " over " + std::to_string(config.num_heads) + " heads gives ";
   if (config.head_size() % 2 != 0)
-    throw InvalidValue(key, heads + "an odd head size; rotary positions need an even one");
+    throw InvalidValue(key, heads, "an odd head size; rotary positions need an even one");
   if (images && config.head_size() % 4 != 0)
-    throw InvalidValue(key, heads + "a head size of " + std::to_string(config.head_size()) +
-                                "; rotary positions of images need a multiple of 4");
+    throw InvalidValue(key, heads, "a head size of ", config.head_size(),
+                       "; rotary positions of images need a multiple of 4");
 }
 
 }  // namespace
@@ -93,16 +90,13 @@ void validate(const ModelConfig& config) {
       break;
   }
   if (config.chosen_kv_heads < 0 || config.num_heads % config.num_kv_heads() != 0)
-    throw InvalidValue("model.num_kv_heads", std::to_string(config.chosen_kv_heads) +
-                                                 " does not divide num_heads " +
-                                                 std::to_string(config.num_heads));
+    throw InvalidValue("model.num_kv_heads", config.chosen_kv_heads, " does not divide num_heads ",
+                       config.num_heads);
   if (config.chosen_head_size < 0 || config.chosen_head_size > 1 << 16)
-    throw InvalidValue("model.head_size",
-                       "must lie in [0, 65536], is " + std::to_string(config.chosen_head_size));
+    throw InvalidValue("model.head_size", "must lie in [0, 65536], is ", config.chosen_head_size);
   if (config.chosen_head_size == 0 && config.hidden_size % config.num_heads != 0)
-    throw InvalidValue("model.num_heads", std::to_string(config.num_heads) +
-                                              " heads do not divide hidden_size " +
-                                              std::to_string(config.hidden_size));
+    throw InvalidValue("model.num_heads", config.num_heads, " heads do not divide hidden_size ",
+                       config.hidden_size);
   require_parts(config);
   if (!(config.init_std > 0)) throw InvalidValue("model.init_std", "must be above 0");
 }
@@ -110,15 +104,15 @@ void validate(const ModelConfig& config) {
 void validate(const DiffusionConfig& config, int64_t num_classes) {
   const auto require_share = [](const char* key, double value) {
     if (!(value >= 0 && value < 1))
-      throw InvalidValue(key, "must lie in [0, 1), is " + detail::print_value(value));
+      throw InvalidValue(key, "must lie in [0, 1), is ", detail::print_value(value));
   };
   require_share("diffusion.condition_dropout", config.condition_dropout);
   require_share("diffusion.ema_decay", config.ema_decay);
   if (config.samples_every < 0) throw InvalidValue("diffusion.samples_every", "must be at least 0");
   for (const int64_t one : config.sample_classes) {
     if (one < 0 || one >= num_classes)
-      throw InvalidValue("diffusion.sample_classes", std::to_string(one) + " is not one of the model's " +
-                                                         std::to_string(num_classes) + " classes");
+      throw InvalidValue("diffusion.sample_classes", one, " is not one of the model's ", num_classes,
+                         " classes");
   }
 }
 

@@ -4,21 +4,15 @@
 #include <array>
 #include <cstdint>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "dtopp/config/config_tree.h"
 
 namespace dtopp::config {
 
-// Defines the language model's part of the `model` section.
-
 enum class NormType { kLayer, kRms };
 
-constexpr auto enum_names(NormType) {
-  return std::array<std::pair<NormType, std::string_view>, 2>{
-      {{NormType::kLayer, "layer"}, {NormType::kRms, "rms"}}};
-}
+constexpr auto enum_names(NormType) { return std::to_array<std::string_view>({"layer", "rms"}); }
 
 struct LanguageModelConfig {
   int64_t vocab_size = 0;
@@ -45,25 +39,13 @@ void visit_fields(SectionOf<LanguageModelConfig> auto& config, auto&& field) {
   field("attend_across_documents", config.attend_across_documents);
 }
 
-// Defines the diffusion transformer's part of the `model` section, and the `diffusion` section.
-// docs/reference/configuration.md explains each key.
-
 enum class Position { kRotary, kSincos };         // position encoding of image patches
 enum class Objective { kFlow, kDdpm };            // what the model predicts
 enum class Timesteps { kLogitNormal, kUniform };  // distribution of t
 
-constexpr auto enum_names(Position) {
-  return std::array<std::pair<Position, std::string_view>, 2>{
-      {{Position::kRotary, "rotary"}, {Position::kSincos, "sincos"}}};
-}
-constexpr auto enum_names(Objective) {
-  return std::array<std::pair<Objective, std::string_view>, 2>{
-      {{Objective::kFlow, "flow"}, {Objective::kDdpm, "ddpm"}}};
-}
-constexpr auto enum_names(Timesteps) {
-  return std::array<std::pair<Timesteps, std::string_view>, 2>{
-      {{Timesteps::kLogitNormal, "logit_normal"}, {Timesteps::kUniform, "uniform"}}};
-}
+constexpr auto enum_names(Position) { return std::to_array<std::string_view>({"rotary", "sincos"}); }
+constexpr auto enum_names(Objective) { return std::to_array<std::string_view>({"flow", "ddpm"}); }
+constexpr auto enum_names(Timesteps) { return std::to_array<std::string_view>({"logit_normal", "uniform"}); }
 
 struct DiffusionTransformerConfig {
   int64_t image_size = 0;  // rows, and columns, of an image or its latent
@@ -118,18 +100,10 @@ enum class ModelType { kLanguageModel, kDiffusionTransformer };
 enum class QkNorm { kNone, kWhole, kHead };
 enum class ZeroKind { kZero, kCopy };  // what a zero expert returns: 0, or its input
 
-constexpr auto enum_names(QkNorm) {
-  return std::array<std::pair<QkNorm, std::string_view>, 3>{
-      {{QkNorm::kNone, "none"}, {QkNorm::kWhole, "whole"}, {QkNorm::kHead, "head"}}};
-}
-constexpr auto enum_names(ZeroKind) {
-  return std::array<std::pair<ZeroKind, std::string_view>, 2>{
-      {{ZeroKind::kZero, "zero"}, {ZeroKind::kCopy, "copy"}}};
-}
+constexpr auto enum_names(QkNorm) { return std::to_array<std::string_view>({"none", "whole", "head"}); }
+constexpr auto enum_names(ZeroKind) { return std::to_array<std::string_view>({"zero", "copy"}); }
 constexpr auto enum_names(ModelType) {
-  return std::array<std::pair<ModelType, std::string_view>, 2>{
-      {{ModelType::kLanguageModel, "language_model"},
-       {ModelType::kDiffusionTransformer, "diffusion_transformer"}}};
+  return std::to_array<std::string_view>({"language_model", "diffusion_transformer"});
 }
 
 // Each model type's own fields are in a base class, so its keys appear in the same section as the shared

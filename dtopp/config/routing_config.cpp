@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <string>
 
 #include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
@@ -16,10 +15,9 @@ std::string text_of(double value) { return detail::print_value(value); }
 
 void validate_cap(const RoutingConfig& config, const ModelConfig& model) {
   if (config.max_experts < 0 || config.max_experts > model.router_columns())
-    throw InvalidValue("routing.max_experts", "must lie in [0, " + std::to_string(model.router_columns()) +
-                                                  "] (model.num_experts" +
-                                                  (model.zero_experts > 0 ? " + zero_experts" : "") +
-                                                  "; 0: no cap), is " + std::to_string(config.max_experts));
+    throw InvalidValue("routing.max_experts", "must lie in [0, ", model.router_columns(),
+                       "] (model.num_experts", (model.zero_experts > 0 ? " + zero_experts" : ""),
+                       "; 0: no cap), is ", config.max_experts);
 }
 
 // Whether every token takes the same number of experts.
@@ -33,14 +31,12 @@ void validate_number(const char* key, double experts, const RoutingConfig& confi
   const bool may_take_none = model.zero_experts > 0;  // the number is a mean
   if (!((experts >= 1 || (may_take_none && experts > 0)) &&
         experts <= static_cast<double>(model.num_experts)))
-    throw InvalidValue(key, std::string("must lie in ") + (may_take_none ? "(0" : "[1") + ", " +
-                                std::to_string(model.num_experts) + "] (model.num_experts), is " +
-                                text_of(experts));
+    throw InvalidValue(key, "must lie in ", (may_take_none ? "(0" : "[1"), ", ", model.num_experts,
+                       "] (model.num_experts), is ", text_of(experts));
   if (has_whole_experts(config, model) && experts != std::floor(experts))
-    throw InvalidValue(key, "must be a whole number for top_k, is " + text_of(experts));
+    throw InvalidValue(key, "must be a whole number for top_k, is ", text_of(experts));
   if (config.max_experts > 0 && experts > static_cast<double>(config.max_experts))
-    throw InvalidValue("routing.max_experts",
-                       std::to_string(config.max_experts) + " is below " + key + " " + text_of(experts));
+    throw InvalidValue("routing.max_experts", config.max_experts, " is below ", key, " ", text_of(experts));
 }
 
 void validate_experts(const RoutingConfig& config, const ModelConfig& model) {
@@ -52,8 +48,8 @@ void validate_experts(const RoutingConfig& config, const ModelConfig& model) {
   if (count > 1 && config.scope != ThresholdScope::kLayer)
     throw InvalidValue("routing.experts", "a list needs routing.scope: layer; one threshold has one target");
   if (count > 1 && count != num_layers)
-    throw InvalidValue("routing.experts", "has " + std::to_string(count) + " values for " +
-                                              std::to_string(num_layers) + " layers (model.num_layers)");
+    throw InvalidValue("routing.experts", "has ", count, " values for ", num_layers,
+                       " layers (model.num_layers)");
   for (const double experts : config.experts) validate_number("routing.experts", experts, config, model);
 }
 
@@ -72,15 +68,14 @@ void validate_schedule(const RoutingConfig& config, const ModelConfig& model) {
   if (schedule.size() != at.size() || schedule.size() < 2)
     throw InvalidValue("routing.schedule_at", "must have as many values as routing.schedule, at least 2");
   if (!rises_from_0_to_1(at))
-    throw InvalidValue("routing.schedule_at", "must rise from 0.0 to 1.0, is " + detail::print_value(at));
+    throw InvalidValue("routing.schedule_at", "must rise from 0.0 to 1.0, is ", detail::print_value(at));
   for (const double experts : schedule) validate_number("routing.schedule", experts, config, model);
   if (has_whole_experts(config, model) && config.schedule_shape == ScheduleShape::kLinear)
-    throw InvalidValue("routing.schedule_shape",
-                       "must be step for " + enum_name(config.method) + ", whose number of experts is whole");
+    throw InvalidValue("routing.schedule_shape", "must be step for ", enum_name(config.method),
+                       ", whose number of experts is whole");
   if (mean_experts(config) != schedule.back())
-    throw InvalidValue("routing.experts", "is " + text_of(mean_experts(config)) +
-                                              ", but routing.schedule ends at " + text_of(schedule.back()) +
-                                              "; set both to the same");
+    throw InvalidValue("routing.experts", "is ", text_of(mean_experts(config)),
+                       ", but routing.schedule ends at ", text_of(schedule.back()), "; set both to the same");
 }
 
 void validate_zero_experts(const RoutingConfig& config) {
@@ -93,8 +88,8 @@ void validate_zero_experts(const RoutingConfig& config) {
     throw InvalidValue(
         "routing.max_experts",
         "is the number of experts that a token takes with top_k_bias, zero experts included; it "
-        "must exceed routing.experts " +
-            text_of(config.experts[0]));
+        "must exceed routing.experts ",
+        text_of(config.experts[0]));
 }
 
 void validate_hash(const RoutingConfig& config, const ModelConfig& model) {
@@ -120,9 +115,8 @@ void validate_top_k_by_source(const RoutingConfig& config, const ModelConfig& mo
     throw InvalidValue("routing.top_k_by_source", "needs a language model with routing.method: top_k");
   for (const SourceExperts& one : config.top_k_by_source) {
     if (one.experts < 1 || one.experts > model.num_experts)
-      throw InvalidValue("routing.top_k_by_source",
-                         one.source + ": must lie in [1, " + std::to_string(model.num_experts) +
-                             "] (model.num_experts), is " + std::to_string(one.experts));
+      throw InvalidValue("routing.top_k_by_source", one.source, ": must lie in [1, ", model.num_experts,
+                         "] (model.num_experts), is ", one.experts);
   }
 }
 
@@ -136,11 +130,11 @@ void validate_scores(const RoutingConfig& config, const ModelConfig& model) {
                        "needs routing.method: top_k_bias without zero experts; set it to 1");
   if (!is_sigmoid && !may_select_none(config.method)) return;
   if (config.normalization != Normalization::kNone)
-    throw InvalidValue("routing.normalization", "must be none for " + method);
+    throw InvalidValue("routing.normalization", "must be none for ", method);
   if (is_sigmoid) return;
   if (config.renormalize != Renormalize::kNo)
-    throw InvalidValue("routing.renormalize", "must be false for " + method);
-  if (config.max_experts > 0) throw InvalidValue("routing.max_experts", "must be 0 for " + method);
+    throw InvalidValue("routing.renormalize", "must be false for ", method);
+  if (config.max_experts > 0) throw InvalidValue("routing.max_experts", "must be 0 for ", method);
 }
 
 }  // namespace
@@ -210,7 +204,7 @@ void validate(const RoutingConfig& config, const ModelConfig& model) {
   validate_top_k_by_source(config, model);
   validate_schedule(config, model);
   if (!(config.bias_until >= 0 && config.bias_until <= 1))
-    throw InvalidValue("routing.bias_until", "must lie in [0, 1], is " + text_of(config.bias_until));
+    throw InvalidValue("routing.bias_until", "must lie in [0, 1], is ", text_of(config.bias_until));
   if (config.method == RoutingMethod::kTopP) return;
   validate_experts(config, model);
   validate_scores(config, model);
@@ -219,7 +213,7 @@ void validate(const RoutingConfig& config, const ModelConfig& model) {
     if (!(config.lambda_factor > 1)) throw InvalidValue("routing.lambda_factor", "must be above 1");
   }
   if (config.method == RoutingMethod::kExpertThreshold && !(config.cut_decay >= 0 && config.cut_decay < 1))
-    throw InvalidValue("routing.cut_decay", "must lie in [0, 1), is " + text_of(config.cut_decay));
+    throw InvalidValue("routing.cut_decay", "must lie in [0, 1), is ", text_of(config.cut_decay));
   if (!has_controller(config.method)) return;
   require_not_negative("routing.kp", config.kp);
   require_not_negative("routing.ki", config.ki);

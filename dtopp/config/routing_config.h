@@ -7,7 +7,6 @@
 #include <numeric>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "dtopp/config/config_tree.h"
@@ -36,51 +35,21 @@ enum class ScheduleShape { kLinear, kStep };           // of the budget between 
 enum class RouterZOn { kRaw, kNormalized };            // the logits that the router z-loss uses
 
 constexpr auto enum_names(RoutingMethod) {
-  using enum RoutingMethod;
-  return std::to_array<std::pair<RoutingMethod, std::string_view>>({
-      {kTopK, "top_k"},
-      {kTopKBias, "top_k_bias"},
-      {kTopP, "top_p"},
-      {kDTopP, "dtop_p"},
-      {kDTopPBias, "dtop_p_bias"},
-      {kRelu, "relu"},
-      {kExpertThreshold, "expert_threshold"},
-      {kHash, "hash"},
-  });
+  return std::to_array<std::string_view>(
+      {"top_k", "top_k_bias", "top_p", "dtop_p", "dtop_p_bias", "relu", "expert_threshold", "hash"});
 }
-constexpr auto enum_names(ThresholdScope) {
-  return std::array<std::pair<ThresholdScope, std::string_view>, 2>{
-      {{ThresholdScope::kGlobal, "global"}, {ThresholdScope::kLayer, "layer"}}};
-}
+constexpr auto enum_names(ThresholdScope) { return std::to_array<std::string_view>({"global", "layer"}); }
 constexpr auto enum_names(Normalization) {
-  return std::array<std::pair<Normalization, std::string_view>, 3>{{{Normalization::kNone, "none"},
-                                                                    {Normalization::kFixed, "fixed"},
-                                                                    {Normalization::kDynamic, "dynamic"}}};
+  return std::to_array<std::string_view>({"none", "fixed", "dynamic"});
 }
 constexpr auto enum_names(ExpertNormalization) {
-  return std::array<std::pair<ExpertNormalization, std::string_view>, 2>{
-      {{ExpertNormalization::kNone, "none"}, {ExpertNormalization::kRunning, "running"}}};
+  return std::to_array<std::string_view>({"none", "running"});
 }
-constexpr auto enum_names(Renormalize) {
-  return std::array<std::pair<Renormalize, std::string_view>, 3>{
-      {{Renormalize::kNo, "false"}, {Renormalize::kSum, "true"}, {Renormalize::kL2, "l2"}}};
-}
-constexpr auto enum_names(BiasRule) {
-  return std::array<std::pair<BiasRule, std::string_view>, 2>{
-      {{BiasRule::kSign, "sign"}, {BiasRule::kQuantile, "quantile"}}};
-}
-constexpr auto enum_names(Controller) {
-  return std::array<std::pair<Controller, std::string_view>, 2>{
-      {{Controller::kPi, "pi"}, {Controller::kSolve, "solve"}}};
-}
-constexpr auto enum_names(ScheduleShape) {
-  return std::array<std::pair<ScheduleShape, std::string_view>, 2>{
-      {{ScheduleShape::kLinear, "linear"}, {ScheduleShape::kStep, "step"}}};
-}
-constexpr auto enum_names(RouterZOn) {
-  return std::array<std::pair<RouterZOn, std::string_view>, 2>{
-      {{RouterZOn::kRaw, "raw"}, {RouterZOn::kNormalized, "normalized"}}};
-}
+constexpr auto enum_names(Renormalize) { return std::to_array<std::string_view>({"false", "true", "l2"}); }
+constexpr auto enum_names(BiasRule) { return std::to_array<std::string_view>({"sign", "quantile"}); }
+constexpr auto enum_names(Controller) { return std::to_array<std::string_view>({"pi", "solve"}); }
+constexpr auto enum_names(ScheduleShape) { return std::to_array<std::string_view>({"linear", "step"}); }
+constexpr auto enum_names(RouterZOn) { return std::to_array<std::string_view>({"raw", "normalized"}); }
 
 // The number of experts of the tokens of one training source.
 struct SourceExperts {

@@ -1,9 +1,8 @@
 #include "dtopp/config/run_config.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
-#include <limits>
+#include <set>
 
 #include "dtopp/config/config.h"
 
@@ -15,36 +14,36 @@ using detail::print_value;
 void validate_schedule(const OptimizerConfig& config, int64_t steps) {
   require_at_least("optimizer.warmup_steps", 0, config.warmup_steps);
   if (config.warmup_steps > steps)
-    throw InvalidValue("optimizer.warmup_steps",
-                       print_value(config.warmup_steps) + " is above training.steps " + print_value(steps));
+    throw InvalidValue("optimizer.warmup_steps", print_value(config.warmup_steps),
+                       " is above training.steps ", print_value(steps));
   require_at_least("optimizer.decay_steps", 0, config.decay_steps);
   if (config.schedule != Schedule::kWsd) return;
   if (config.decay_steps == 0)
     throw InvalidValue("optimizer.decay_steps",
                        "is not set; schedule wsd needs the number of last steps in which lr falls to min_lr");
   if (config.decay_steps > steps - config.warmup_steps)
-    throw InvalidValue("optimizer.decay_steps",
-                       print_value(config.decay_steps) + " is above training.steps " + print_value(steps) +
-                           " minus optimizer.warmup_steps " + print_value(config.warmup_steps));
+    throw InvalidValue("optimizer.decay_steps", print_value(config.decay_steps), " is above training.steps ",
+                       print_value(steps), " minus optimizer.warmup_steps ",
+                       print_value(config.warmup_steps));
 }
 
 }  // namespace
 
 void validate(const OptimizerConfig& config, int64_t steps) {
-  if (!(config.lr > 0)) throw InvalidValue("optimizer.lr", "must be above 0, is " + print_value(config.lr));
+  if (!(config.lr > 0)) throw InvalidValue("optimizer.lr", "must be above 0, is ", print_value(config.lr));
   require_not_negative("optimizer.min_lr", config.min_lr);
   if (config.min_lr > config.lr)
-    throw InvalidValue("optimizer.min_lr",
-                       print_value(config.min_lr) + " is above optimizer.lr " + print_value(config.lr));
+    throw InvalidValue("optimizer.min_lr", print_value(config.min_lr), " is above optimizer.lr ",
+                       print_value(config.lr));
   validate_schedule(config, steps);
   if (!(config.router_lr_factor > 0))
-    throw InvalidValue("optimizer.router_lr_factor",
-                       "must be above 0, is " + print_value(config.router_lr_factor));
+    throw InvalidValue("optimizer.router_lr_factor", "must be above 0, is ",
+                       print_value(config.router_lr_factor));
   require_at_least("optimizer.router_warmup_steps", 0, config.router_warmup_steps);
   if (config.betas.size() != 2) throw InvalidValue("optimizer.betas", "must be two numbers, [0.9, 0.95]");
   for (const double beta : config.betas) {
     if (!(beta >= 0 && beta < 1))
-      throw InvalidValue("optimizer.betas", "must lie in [0, 1), one is " + print_value(beta));
+      throw InvalidValue("optimizer.betas", "must lie in [0, 1), one is ", print_value(beta));
   }
   if (!(config.eps > 0)) throw InvalidValue("optimizer.eps", "must be above 0");
   require_not_negative("optimizer.weight_decay", config.weight_decay);
@@ -89,9 +88,8 @@ void validate(const TrainingConfig& training, const ModelConfig& model) {
   require_at_least("training.global_batch_size", 1, training.global_batch_size);
   require_at_least("training.micro_batch_size", 1, training.micro_batch_size);
   if (training.global_batch_size % training.micro_batch_size != 0)
-    throw InvalidValue("training.micro_batch_size", std::to_string(training.micro_batch_size) +
-                                                        " does not divide training.global_batch_size " +
-                                                        std::to_string(training.global_batch_size));
+    throw InvalidValue("training.micro_batch_size", training.micro_batch_size,
+                       " does not divide training.global_batch_size ", training.global_batch_size);
   int64_t tokens = 0;
   if (__builtin_mul_overflow(training.global_batch_size, model.tokens_per_sample(), &tokens) ||
       __builtin_mul_overflow(tokens, training.steps, &tokens))
@@ -118,8 +116,7 @@ void validate(const ParallelConfig& parallel, const ModelConfig& model) {
   if (ranks > 1 && model.is_dense())
     throw InvalidValue(key, "a dense model has no experts to share; leave it at 1");
   if (model.num_experts % ranks != 0)
-    throw InvalidValue(key, std::to_string(ranks) + " does not divide model.num_experts " +
-                                std::to_string(model.num_experts));
+    throw InvalidValue(key, ranks, " does not divide model.num_experts ", model.num_experts);
   require_between("parallel.timeout", 1, kLongestTimeout, parallel.timeout);
 }
 
@@ -164,7 +161,7 @@ bool is_set(const ConfigNode& tree, const std::string& key) {
 void refuse_study(const ConfigNode& tree) {
   for (const char* key : {"variants", "seeds", "measure"}) {
     if (const ConfigNode* node = tree.find(key))
-      throw UsageError(node->location() + ": " + key + ": belongs to a study; run the file with dtopp study");
+      throw UsageError(node->location(), ": ", key, ": belongs to a study; run the file with dtopp study");
   }
 }
 
@@ -183,10 +180,10 @@ RunConfig read_run_config(ConfigNode tree, bool trains) {
     validate_values(config);
     if (trains) validate(config);
   } catch (const MissingValue& error) {
-    if (!is_set(tree, error.key)) throw UsageError(tree.location() + ": " + error.what());
-    throw UsageError(location_of(tree, error.key) + ": " + error.key + ": must be at least 1, is 0");
+    if (!is_set(tree, error.key)) throw UsageError(tree.location(), ": ", error.what());
+    throw UsageError(location_of(tree, error.key), ": ", error.key, ": must be at least 1, is 0");
   } catch (const InvalidValue& error) {
-    throw UsageError(location_of(tree, error.key) + ": " + error.what());
+    throw UsageError(location_of(tree, error.key), ": ", error.what());
   }
   return config;
 }
@@ -249,11 +246,11 @@ void validate_sources(const RunConfig& config) {
   for (const std::string& name : source_names(config.data.validation)) names.push_back(name);
   for (const std::string& name : names) {
     if (std::ranges::find(by_source, name, &SourceExperts::source) == by_source.end())
-      throw InvalidValue(kKey, "has no number for the source " + name + " of data.train or data.validation");
+      throw InvalidValue(kKey, "has no number for the source ", name, " of data.train or data.validation");
   }
   for (const SourceExperts& one : by_source) {
     if (std::ranges::find(names, one.source) == names.end())
-      throw InvalidValue(kKey, "no source of data.train or data.validation has the name " + one.source);
+      throw InvalidValue(kKey, "no source of data.train or data.validation has the name ", one.source);
   }
 }
 
@@ -302,27 +299,23 @@ std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b) 
 }
 
 bool affects_result(const std::string& key) {
-  constexpr std::array<std::string_view, 12> kFreeKeys = {"name",
-                                                          "output",
-                                                          "training.threads",
-                                                          "training.device",
-                                                          "training.deterministic",
-                                                          "training.micro_batch_size",
-                                                          "training.recompute",
-                                                          "data.validation",
-                                                          "training.max_skips",
-                                                          "training.max_hours",
-                                                          "diffusion.samples_every",
-                                                          "diffusion.sample_classes"};
-  constexpr std::array<std::string_view, 4> kFreeSections = {"parallel.", "validation.", "checkpoint.",
-                                                             "logging."};
-  for (const std::string_view name : kFreeKeys) {
-    if (key == name) return false;
-  }
-  for (const std::string_view section : kFreeSections) {
-    if (key.compare(0, section.size(), section) == 0) return false;
-  }
-  return true;
+  static const std::set<std::string_view> kFree = {"name",
+                                                   "output",
+                                                   "parallel",
+                                                   "validation",
+                                                   "checkpoint",
+                                                   "logging",
+                                                   "training.threads",
+                                                   "training.device",
+                                                   "training.deterministic",
+                                                   "training.micro_batch_size",
+                                                   "training.recompute",
+                                                   "training.max_skips",
+                                                   "training.max_hours",
+                                                   "data.validation",
+                                                   "diffusion.samples_every",
+                                                   "diffusion.sample_classes"};
+  return !kFree.contains(key) && !kFree.contains(std::string_view(key).substr(0, key.find('.')));
 }
 
 }  // namespace dtopp::config

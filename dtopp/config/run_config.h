@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "dtopp/config/config_tree.h"
@@ -18,15 +17,10 @@
 
 namespace dtopp::config {
 
-// Defines the `optimizer` section: AdamW and its learning-rate schedule.
-
 enum class Schedule { kCosine, kWsd, kConstant, kLinear };  // of the learning rate (optim/optimizer.h)
 
 constexpr auto enum_names(Schedule) {
-  return std::array<std::pair<Schedule, std::string_view>, 4>{{{Schedule::kCosine, "cosine"},
-                                                               {Schedule::kWsd, "wsd"},
-                                                               {Schedule::kConstant, "constant"},
-                                                               {Schedule::kLinear, "linear"}}};
+  return std::to_array<std::string_view>({"cosine", "wsd", "constant", "linear"});
 }
 
 struct OptimizerConfig {
@@ -60,8 +54,6 @@ void visit_fields(SectionOf<OptimizerConfig> auto& config, auto&& field) {
 // Throws InvalidValue (config/config.h). `steps` is training.steps.
 void validate(const OptimizerConfig& config, int64_t steps);
 
-struct ConfigNode;
-
 enum class BatchStatistics { kMicroBatch, kGlobal };
 enum class Precision { kFp32, kBf16, kAuto };
 enum class Device { kAuto, kCpu, kCuda };
@@ -69,26 +61,13 @@ enum class Recompute { kNone, kMoe, kLayer };
 enum class Asynchronous { kAuto, kTrue, kFalse };
 
 constexpr auto enum_names(BatchStatistics) {
-  return std::array<std::pair<BatchStatistics, std::string_view>, 2>{
-      {{BatchStatistics::kMicroBatch, "micro_batch"}, {BatchStatistics::kGlobal, "global"}}};
+  return std::to_array<std::string_view>({"micro_batch", "global"});
 }
-constexpr auto enum_names(Precision) {
-  return std::array<std::pair<Precision, std::string_view>, 3>{
-      {{Precision::kFp32, "fp32"}, {Precision::kBf16, "bf16"}, {Precision::kAuto, "auto"}}};
-}
-constexpr auto enum_names(Device) {
-  return std::array<std::pair<Device, std::string_view>, 3>{
-      {{Device::kAuto, "auto"}, {Device::kCpu, "cpu"}, {Device::kCuda, "cuda"}}};
-}
+constexpr auto enum_names(Precision) { return std::to_array<std::string_view>({"fp32", "bf16", "auto"}); }
+constexpr auto enum_names(Device) { return std::to_array<std::string_view>({"auto", "cpu", "cuda"}); }
 
-constexpr auto enum_names(Recompute) {
-  return std::array<std::pair<Recompute, std::string_view>, 3>{
-      {{Recompute::kNone, "none"}, {Recompute::kMoe, "moe"}, {Recompute::kLayer, "layer"}}};
-}
-constexpr auto enum_names(Asynchronous) {
-  return std::array<std::pair<Asynchronous, std::string_view>, 3>{
-      {{Asynchronous::kAuto, "auto"}, {Asynchronous::kTrue, "true"}, {Asynchronous::kFalse, "false"}}};
-}
+constexpr auto enum_names(Recompute) { return std::to_array<std::string_view>({"none", "moe", "layer"}); }
+constexpr auto enum_names(Asynchronous) { return std::to_array<std::string_view>({"auto", "true", "false"}); }
 
 // Coefficients of the auxiliary losses (paper, Appendix "Loss Designs").
 struct LossConfig {

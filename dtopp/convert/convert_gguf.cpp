@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -24,29 +23,6 @@
 
 namespace dtopp::convert {
 namespace {
-
-// Writes GGUF files (version 3), the format of llama.cpp.
-
-// The key-value pairs at the beginning of the file, in the order of the calls.
-class GgufMetadata {
- public:
-  void add(std::string_view key, std::string_view value);
-  void add(std::string_view key, const char* value) { add(key, std::string_view(value)); }
-  void add(std::string_view key, bool value);
-  void add(std::string_view key, int64_t value);  // stored as 32 bits without sign
-  void add(std::string_view key, double value);   // stored as fp32
-  void add(std::string_view key, const std::vector<std::string>& values);
-  void add(std::string_view key, const std::vector<int32_t>& values);
-
-  uint64_t size() const { return size_; }
-  const std::string& bytes() const { return bytes_; }
-
- private:
-  uint64_t size_ = 0;
-  std::string bytes_;
-};
-
-// Describes a tokenizer to llama.cpp.
 
 static_assert(std::endian::native == std::endian::little, "GGUF files are little-endian");
 
@@ -73,47 +49,55 @@ void pad_tensors(OutputFile& file) {
   file.write(zeros);
 }
 
-void begin_value(std::string& bytes, uint64_t& size, std::string_view key, uint32_t type) {
-  append_text(bytes, key);
-  append_number(bytes, type);
-  ++size;
-}
+// The key-value pairs at the beginning of the file, in the order of the calls.
+class GgufMetadata {
+ public:
+  void add(std::string_view key, std::string_view value) {
+    begin_value(key, kString);
+    append_text(bytes_, value);
+  }
+  void add(std::string_view key, const char* value) { add(key, std::string_view(value)); }
+  void add(std::string_view key, bool value) {
+    begin_value(key, kBool);
+    append_number<uint8_t>(bytes_, value ? 1 : 0);
+  }
+  void add(std::string_view key, int64_t value) {  // stored as 32 bits without sign
+    begin_value(key, kUint32);
+    append_number(bytes_, static_cast<uint32_t>(value));
+  }
+  void add(std::string_view key, double value) {  // stored as fp32
+    begin_value(key, kFloat32);
+    append_number(bytes_, static_cast<float>(value));
+  }
+  void add(std::string_view key, const std::vector<std::string>& values) {
+    begin_array(key, kString, values.size());
+    for (const std::string& value : values) append_text(bytes_, value);
+  }
+  void add(std::string_view key, const std::vector<int32_t>& values) {
+    begin_array(key, kInt32, values.size());
+    for (const int32_t value : values) append_number(bytes_, value);
+  }
 
-void GgufMetadata::add(std::string_view key, std::string_view value) {
-  begin_value(bytes_, size_, key, kString);
-  append_text(bytes_, value);
-}
+  uint64_t size() const { return size_; }
+  const std::string& bytes() const { return bytes_; }
 
-void GgufMetadata::add(std::string_view key, bool value) {
-  begin_value(bytes_, size_, key, kBool);
-  append_number<uint8_t>(bytes_, value ? 1 : 0);
-}
+ private:
+  void begin_value(std::string_view key, uint32_t type) {
+    append_text(bytes_, key);
+    append_number(bytes_, type);
+    ++size_;
+  }
+  void begin_array(std::string_view key, uint32_t type, uint64_t size) {
+    begin_value(key, kArray);
+    append_number(bytes_, type);
+    append_number(bytes_, size);
+  }
 
-void GgufMetadata::add(std::string_view key, int64_t value) {
-  begin_value(bytes_, size_, key, kUint32);
-  append_number(bytes_, static_cast<uint32_t>(value));
-}
+  uint64_t size_ = 0;
+  std::string bytes_;
+};
 
-void GgufMetadata::add(std::string_view key, double value) {
-  begin_value(bytes_, size_, key, kFloat32);
-  append_number(bytes_, static_cast<float>(value));
-}
-
-void GgufMetadata::add(std::string_view key, const std::vector<std::string>& values) {
-  begin_value(bytes_, size_, key, kArray);
-  append_number(bytes_, kString);
-  append_number<uint64_t>(bytes_, values.size());
-  for (const std::string& value : values) append_text(bytes_, value);
-}
-
-void GgufMetadata::add(std::string_view key, const std::vector<int32_t>& values) {
-  begin_value(bytes_, size_, key, kArray);
-  append_number(bytes_, kInt32);
-  append_number<uint64_t>(bytes_, values.size());
-  for (const int32_t value : values) append_number(bytes_, value);
-}
-
-// Writes the whole file. The tensors must be F32.
+// Writes a GGUF file (version 3), the format of llama.cpp. The tensors must be F32.
 void write_gguf(OutputFile& file, const GgufMetadata& metadata, const std::vector<TensorSource>& tensors) {
   std::string head(kMagic);
   append_number(head, kVersion);
@@ -165,7 +149,7 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, int
   const data::TokenizerSpec spec = data::parse_tokenizer_json(tokenizer.file_text(), file);
   const auto pattern = pattern_name(spec);
   if (!pattern)
-    throw UsageError(file +
+    throw UsageError(file,
                      ": its pre_tokenizer has no name in llama.cpp; GPT-2's, Llama 3's and Qwen 2's have");
   const auto size = static_cast<size_t>(std::max(vocab_size, tokenizer.vocab_size()));
   std::vector<std::string> tokens(size), merges;
@@ -281,7 +265,7 @@ GgufMetadata metadata_of(const config::RunConfig& config, const std::string& arc
 }  // namespace
 
 void convert_to_gguf(const checkpoint::Checkpoint& checkpoint, const fs::path& file) {
-  if (path_kind(file) != PathKind::kNothing) throw UsageError(file.string() + ": exists; name a new file");
+  if (path_kind(file) != PathKind::kNothing) throw UsageError(file, ": exists; name a new file");
   const config::RunConfig config = checkpoint.config();
   const bool by_head = config.model.qk_norm == config::QkNorm::kHead;
   const std::string architecture = by_head ? "qwen3moe" : "olmoe";
@@ -289,10 +273,10 @@ void convert_to_gguf(const checkpoint::Checkpoint& checkpoint, const fs::path& f
     const std::string name = "llama.cpp's architecture " + architecture + " does not fit this model";
     require_fitting(config, by_head ? HuggingFaceClass::kQwen3Moe : HuggingFaceClass::kOlmoe, name);
     if ((config.routing.renormalize == config::Renormalize::kSum) != by_head)
-      throw UsageError(name + ": routing.renormalize must be " + (by_head ? "true" : "false"));
-    if (config.model.attention_window > 0) throw UsageError(name + ": model.attention_window must be 0");
+      throw UsageError(name, ": routing.renormalize must be ", (by_head ? "true" : "false"));
+    if (config.model.attention_window > 0) throw UsageError(name, ": model.attention_window must be 0");
   } catch (const UsageError& error) {
-    throw UsageError(std::string(error.what()) + "; train such a model, or use dtopp convert to-hf");
+    throw UsageError(error.what(), "; train such a model, or use dtopp convert to-hf");
   }
   GgufMetadata metadata = metadata_of(config, architecture);
   if (checkpoint.has_tokenizer()) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <string>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -114,7 +113,7 @@ ops::NamedTensors from_huggingface_router(const ImportedConfig& imported, Huggin
     const TensorView& read = tensors.read(buffer_name(layer, kExperts), "I32", own.sizes().vec());
     const auto* bytes = static_cast<const std::byte*>(own.const_data_ptr());
     if (!std::ranges::equal(read.bytes, std::span(bytes, own.nbytes())))
-      throw UsageError(tensors.folder().string() + ": tensor \"" + read.name +
+      throw UsageError(tensors.folder(), ": tensor \"", read.name,
                        "\": dtopp's hash router selects other experts");
   }
   return state;
@@ -176,16 +175,15 @@ int64_t exported_max_experts(const config::RunConfig& config, int64_t max_expert
   const int64_t experts = config.model.num_experts;
   if (max_experts == 0) return routing.max_experts == 0 ? experts : std::min(routing.max_experts, experts);
   const std::string option = "--max-experts: ";
-  if (config.model.is_dense()) throw UsageError(option + "the model is dense");
+  if (config.model.is_dense()) throw UsageError(option, "the model is dense");
   if (!config::has_threshold(routing.method) && !config::may_select_none(routing.method))
-    throw UsageError(option + "every token of routing.method " + enum_name(routing.method) +
+    throw UsageError(option, "every token of routing.method ", enum_name(routing.method),
                      " has the same number of experts");
   if (config.model.zero_experts > 0)
-    throw UsageError(option + "the limit would count model.zero_experts too; they must be 0");
+    throw UsageError(option, "the limit would count model.zero_experts too; they must be 0");
   const double least = routing.method == config::RoutingMethod::kTopP ? 1 : std::ranges::max(routing.experts);
   if (static_cast<double>(max_experts) < least || max_experts > experts)
-    throw UsageError(option + std::to_string(max_experts) + ": must lie between the mean number of experts " +
-                     "and " + std::to_string(experts));
+    throw UsageError(option, max_experts, ": must lie between the mean number of experts ", "and ", experts);
   return max_experts;
 }
 
@@ -218,8 +216,7 @@ void convert_to_huggingface(const checkpoint::Checkpoint& checkpoint, const fs::
 
 void convert_from_huggingface(const fs::path& folder, const fs::path& checkpoint) {
   if (path_kind(folder / kConfigName) != PathKind::kFile)
-    throw UsageError(folder.string() + ": holds no " + kConfigName +
-                     "; name a folder that save_pretrained wrote");
+    throw UsageError(folder, ": holds no ", kConfigName, "; name a folder that save_pretrained wrote");
   ImportedConfig imported;
   config::RunConfig& config = imported.config;
   try {
@@ -227,7 +224,7 @@ void convert_from_huggingface(const fs::path& folder, const fs::path& checkpoint
     config.name = fs::absolute(folder).lexically_normal().filename().string();
     config::validate_values(config);
   } catch (const config::InvalidValue& error) {
-    throw UsageError((folder / kConfigName).string() + ": dtopp cannot train this model: " + error.what());
+    throw UsageError((folder / kConfigName).string(), ": dtopp cannot train this model: ", error.what());
   }
   HuggingFaceTensors tensors(folder, imported.as);
   checkpoint::CheckpointContents contents;

@@ -1,7 +1,7 @@
 #include "dtopp/convert/huggingface_config.h"
 
 #include <algorithm>
-#include <stdexcept>
+#include <array>
 
 #include <nlohmann/json.hpp>
 
@@ -62,27 +62,14 @@ constexpr HuggingFaceFamily qwen(const char* architecture, QkNorm qk_norm, int64
   return family;
 }
 
-constexpr HuggingFaceFamily kOlmoe = olmoe(), kMixtral = mixtral(),
-                            kQwen2Moe = qwen("Qwen2MoeForCausalLM", QkNorm::kNone, 16, 4),
-                            kQwen3Moe = qwen("Qwen3MoeForCausalLM", QkNorm::kHead, 4, 8);
+// In the order of HuggingFaceClass.
+constexpr std::array kFamilies = {kDtopp, olmoe(), mixtral(),
+                                  qwen("Qwen2MoeForCausalLM", QkNorm::kNone, 16, 4),
+                                  qwen("Qwen3MoeForCausalLM", QkNorm::kHead, 4, 8)};
 
 }  // namespace
 
-const HuggingFaceFamily& family_of(HuggingFaceClass name) {
-  switch (name) {
-    case HuggingFaceClass::kDtopp:
-      return kDtopp;
-    case HuggingFaceClass::kOlmoe:
-      return kOlmoe;
-    case HuggingFaceClass::kMixtral:
-      return kMixtral;
-    case HuggingFaceClass::kQwen2Moe:
-      return kQwen2Moe;
-    case HuggingFaceClass::kQwen3Moe:
-      return kQwen3Moe;
-  }
-  throw std::logic_error("family_of: unknown class");
-}
+const HuggingFaceFamily& family_of(HuggingFaceClass name) { return kFamilies.at(static_cast<size_t>(name)); }
 
 namespace {
 
@@ -211,7 +198,7 @@ void require_transformers_family(const config::RunConfig& config, HuggingFaceCla
                                  const std::string& name) {
   using enum HuggingFaceClass;
   const auto require = [&](bool fits, const char* key, const std::string& value) {
-    if (!fits) throw UsageError(name + ": " + key + " must be " + value);
+    if (!fits) throw UsageError(name, ": ", key, " must be ", value);
   };
   const config::ModelConfig& model = config.model;
   const config::RoutingConfig& routing = config.routing;
@@ -258,7 +245,7 @@ constexpr uint64_t kMostBytes = uint64_t{1} << 24;
 
 // Keys that are missing have the defaults of transformers.
 [[noreturn]] void refuse(const JsonFields& file, const std::string& key, const std::string& cause) {
-  throw UsageError(file.place() + ": " + key + ": " + cause);
+  throw UsageError(file.place(), ": ", key, ": ", cause);
 }
 
 template <class Enum>
@@ -452,10 +439,8 @@ ImportedConfig read_huggingface_config(const std::filesystem::path& path) {
   const auto type = file.text("model_type");
   const auto as = enum_named<HuggingFaceClass>(type);
   if (!as) {
-    std::string names;
-    for (const auto& [value, name] : enum_names(HuggingFaceClass{}))
-      names.append(names.empty() ? "" : ", ").append(name);
-    refuse(file, "model_type", "dtopp reads " + names + ", not " + type);
+    const auto names = enum_names(HuggingFaceClass());
+    refuse(file, "model_type", "dtopp reads " + joined({names.begin(), names.end()}, ", ") + ", not " + type);
   }
   ImportedConfig imported{.as = *as, .config = {}, .router = {}};
   imported.config.model = read_shape(file, family_of(*as));

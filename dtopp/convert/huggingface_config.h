@@ -7,7 +7,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "dtopp/config/model_config.h"
@@ -22,12 +21,7 @@ enum class HuggingFaceClass { kDtopp, kOlmoe, kMixtral, kQwen2Moe, kQwen3Moe };
 
 // The `model_type` of config.json.
 constexpr auto enum_names(HuggingFaceClass) {
-  return std::array<std::pair<HuggingFaceClass, std::string_view>, 5>{
-      {{HuggingFaceClass::kDtopp, "dtopp"},
-       {HuggingFaceClass::kOlmoe, "olmoe"},
-       {HuggingFaceClass::kMixtral, "mixtral"},
-       {HuggingFaceClass::kQwen2Moe, "qwen2_moe"},
-       {HuggingFaceClass::kQwen3Moe, "qwen3_moe"}}};
+  return std::to_array<std::string_view>({"dtopp", "olmoe", "mixtral", "qwen2_moe", "qwen3_moe"});
 }
 
 struct HuggingFaceFamily {

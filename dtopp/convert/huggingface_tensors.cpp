@@ -1,13 +1,13 @@
 #include "dtopp/convert/huggingface_tensors.h"
 
 #include <algorithm>
-#include <set>
 
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/float_type.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/checkpoint/tensor_files.h"
 
@@ -58,7 +58,7 @@ std::vector<FileTensor> file_tensors(const parameters::ParameterSpec& parameter,
 
 // Passes bytes [begin, begin + count) of the tensor's fp32 form to `take`.
 void give(const TensorView& tensor, uint64_t begin, uint64_t count, const TakeBytes& take) {
-  const FloatType type = float_type_of(tensor.dtype).value();
+  const FloatType type = enum_named<FloatType>(tensor.dtype).value();
   if (type == FloatType::kF32) return take(tensor.bytes.subspan(begin, count));
   constexpr uint64_t kNumbers = uint64_t{1} << 16;
   std::vector<float> numbers;
@@ -96,12 +96,12 @@ std::vector<SafetensorsFile> open_files(const fs::path& folder) {
   }
   const fs::path index = folder / checkpoint::index_file(checkpoint::kModel);
   if (path_kind(index) != PathKind::kFile)
-    throw UsageError(folder.string() + ": holds neither " + checkpoint::whole_file(checkpoint::kModel) +
-                     " nor " + checkpoint::index_file(checkpoint::kModel));
+    throw UsageError(folder, ": holds neither ", checkpoint::whole_file(checkpoint::kModel), " nor ",
+                     checkpoint::index_file(checkpoint::kModel));
   std::set<std::string> names;
   for (const auto& [tensor, file] : checkpoint::read_tensor_index(index)) {
     if (fs::path(file).has_parent_path())
-      throw DataError(index.string() + ": " + tensor + ": must name a file in the same folder");
+      throw DataError(index, ": ", tensor, ": must name a file in the same folder");
     names.insert(file);
   }
   for (const std::string& name : names) files.emplace_back(folder / name);
@@ -126,7 +126,7 @@ HuggingFaceTensors::HuggingFaceTensors(const fs::path& folder, HuggingFaceClass 
   for (const SafetensorsFile& file : files_)
     for (const TensorView& tensor : file.tensors())
       if (!by_name_.emplace(tensor.name, &tensor).second)
-        throw DataError(folder.string() + ": tensor \"" + tensor.name + "\" is in two files");
+        throw DataError(folder, ": tensor \"", tensor.name, "\" is in two files");
   for (const auto& [name, tensor] : by_name_) unread_.insert(name);
   unread_.erase("lm_head.weight");  // a tied one may be stored too
 }
@@ -139,12 +139,11 @@ const TensorView* HuggingFaceTensors::find(const std::string& name) const {
 const TensorView& HuggingFaceTensors::need(const std::string& name, const std::vector<int64_t>& shape,
                                            const std::string& dtype) {
   const TensorView* tensor = find(name);
-  if (tensor == nullptr) throw DataError(folder_.string() + ": no tensor \"" + name + "\"");
-  const bool fits = dtype.empty() ? float_type_of(tensor->dtype).has_value() : tensor->dtype == dtype;
+  if (tensor == nullptr) throw DataError(folder_, ": no tensor \"", name, "\"");
+  const bool fits = dtype.empty() ? enum_named<FloatType>(tensor->dtype).has_value() : tensor->dtype == dtype;
   if (tensor->shape != shape || !fits)
-    throw DataError(folder_.string() + ": tensor \"" + name + "\" is " + tensor->dtype + " " +
-                    dump_json(tensor->shape) + ", expected " + (dtype.empty() ? "F32, BF16 or F16" : dtype) +
-                    " " + dump_json(shape));
+    throw DataError(folder_, ": tensor \"", name, "\" is ", tensor->dtype, " ", dump_json(tensor->shape),
+                    ", expected ", (dtype.empty() ? "F32, BF16 or F16" : dtype), " ", dump_json(shape));
   unread_.erase(name);
   return *tensor;
 }
@@ -156,7 +155,7 @@ const TensorView& HuggingFaceTensors::read(const std::string& name, const std::s
 
 void HuggingFaceTensors::require_all_read() const {
   if (!unread_.empty())
-    throw DataError(folder_.string() + ": tensor \"" + *unread_.begin() +
+    throw DataError(folder_, ": tensor \"", *unread_.begin(),
                     "\" does not belong to the model of config.json");
 }
 

@@ -9,7 +9,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/distributed/collectives.h"
 
 namespace dtopp::distributed {
 namespace {
@@ -115,7 +114,7 @@ std::shared_ptr<gloo::transport::Device> make_device(const GlooOptions& options)
   } catch (const std::exception& error) {
     const std::string where =
         options.host.empty() ? "interface '" + options.network_interface : "host '" + options.host;
-    throw UsageError("no address for " + where + "': " + reason_of(error));
+    throw UsageError("no address for ", where, "': ", reason_of(error));
   }
 }
 

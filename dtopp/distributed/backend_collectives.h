@@ -10,9 +10,6 @@
 
 namespace c10d {
 class Backend;
-}  // namespace c10d
-
-namespace c10d {
 class Store;
 }  // namespace c10d
 

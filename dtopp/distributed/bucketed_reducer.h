@@ -28,11 +28,6 @@
 
 namespace dtopp::distributed {
 
-// Stores a tensor as one shard per rank, and gathers ranges of such tensors.
-//
-// Throws:        RankLost or ResourceError as Collectives
-// Collective:    gather_shards, on every rank of the run
-
 // One rank's part of a parameter or moment.
 struct ShardedTensor {
   const ShardLayout* layout = nullptr;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <span>
@@ -174,8 +173,7 @@ std::vector<RankRecord> exchange_records(c10d::Store& store, int64_t rank, int64
   std::vector<RankRecord> records;
   for (const std::string& record : fields.texts("ranks")) records.push_back(RankRecord::from_json(record));
   if (static_cast<int64_t>(records.size()) != size)
-    throw DataError("the list of ranks: ranks: " + std::to_string(records.size()) + " records for " +
-                    std::to_string(size) + " ranks");
+    throw DataError("the list of ranks: ranks: ", records.size(), " records for ", size, " ranks");
   return records;
 }
 
@@ -192,10 +190,9 @@ void check_versions(const std::vector<RankRecord>& ranks) {
   const auto other = std::ranges::find_if(
       ranks, [&](const RankRecord& rank) { return rank.version != ranks.front().version; });
   if (other == ranks.end()) return;
-  throw RanksDiffer(ExitStatus::kUsage, "rank " + std::to_string(other - ranks.begin()) +
-                                            " runs another dtopp than rank 0 (" + other->version +
-                                            ", rank 0 " + ranks.front().version +
-                                            "); install the same version on all hosts");
+  throw RanksDiffer(ExitStatus::kUsage, "rank ", other - ranks.begin(), " runs another dtopp than rank 0 (",
+                    other->version, ", rank 0 ", ranks.front().version,
+                    "); install the same version on all hosts");
 }
 
 std::vector<std::string> hosts_of(const std::vector<RankRecord>& ranks) {

@@ -34,17 +34,6 @@ class Store;
 
 namespace dtopp::distributed {
 
-// Collects one record from every rank through the store, before the ranks have connections.
-//
-// Rank 0 reads the records of all ranks and publishes one list, so that the store answers two requests per
-// rank.
-//
-// Collective:    exchange_records, on every rank
-
-// Finds the address under which the other ranks reach this one.
-//
-// Collective:    no
-
 // Numeric addresses, not names.
 struct Route {
   std::string own;     // the source address of this host on this route
@@ -75,8 +64,10 @@ struct RankRecord {
 // The record of this process.
 RankRecord own_record(const std::string& master_addr, const std::string& version);
 
-// Returns the records of all ranks, in rank order. Throws ResourceError, on all ranks with the same message,
-// if a rank sends none within the store's timeout; StoppedEarly at a stop within a StopScope.
+// Returns the records of all ranks, in rank order. Collective, before the ranks have connections: rank 0
+// reads the records of all ranks and publishes one list, so that the store answers two requests per rank.
+// Throws ResourceError, on all ranks with the same message, if a rank sends none within the store's timeout;
+// StoppedEarly at a stop within a StopScope.
 std::vector<RankRecord> exchange_records(c10d::Store& store, int64_t rank, int64_t size,
                                          const RankRecord& mine);
 

@@ -23,11 +23,7 @@
 
 namespace dtopp::distributed {
 
-// Shortens a transport's exception to one line for error messages.
-//
-// Collective:    no
-
-// The first line of the message, without the source location that Gloo puts in front.
+// The first line of a transport's message, without the source location that Gloo puts in front.
 inline std::string reason_of(const std::exception& error) {
   const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
   std::string text = from_torch ? from_torch->what_without_backtrace() : error.what();

@@ -27,7 +27,7 @@ void with_memory_advice(const std::string& advice, const Body& body) {
   } catch (const std::exception& error) {
     const char* const memory = lacking_memory(error);
     if (!memory) throw;
-    throw ResourceError("out of " + std::string(memory) + ": " + advice);
+    throw ResourceError("out of ", memory, ": ", advice);
   }
 }
 

@@ -1,14 +1,12 @@
 #include "dtopp/distributed/process_groups.h"
 
 #include <sstream>
-#include <string>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/distributed/backend_collectives.h"
 #include "dtopp/distributed/collectives.h"
 
 namespace dtopp::distributed {
@@ -100,8 +98,7 @@ DeviceGroups::DeviceGroups(ProcessGroups& groups, const c10::intrusive_ptr<c10d:
     } catch (const RankLost&) {
       throw;
     } catch (const std::exception& error) {
-      throw ResourceError(who + ": NCCL cannot connect its " + std::to_string(group->size()) +
-                          " ranks: " + reason_of(error));
+      throw ResourceError(who, ": NCCL cannot connect its ", group->size(), " ranks: ", reason_of(error));
     }
     std::unique_ptr<Collectives> on_device =
         make_backend_collectives(groups_.back().backend, who, BackendFailure::kOfDevice);

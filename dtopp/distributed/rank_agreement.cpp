@@ -22,15 +22,13 @@ void check_devices(const std::string& identity, Collectives& ranks) {
   for (auto device = devices.begin(); device != end; ++device) {
     const int64_t rank = device - devices.begin();
     if ((*device == "cpu") != (devices[0] == "cpu"))
-      throw RanksDiffer(ExitStatus::kUsage, "rank " + std::to_string(rank) + " computes on " + *device +
-                                                ", rank 0 on " + devices[0] +
-                                                "; choose cpu or cuda for all ranks");
+      throw RanksDiffer(ExitStatus::kUsage, "rank ", rank, " computes on ", *device, ", rank 0 on ",
+                        devices[0], "; choose cpu or cuda for all ranks");
     const auto same = std::find(device + 1, end, *device);
     if (*device != "cpu" && same != end)
-      throw RanksDiffer(ExitStatus::kUsage, "ranks " + std::to_string(rank) + " and " +
-                                                std::to_string(same - devices.begin()) +
-                                                " compute on the same device, " + *device +
-                                                "; start one rank per CUDA device, or choose cpu");
+      throw RanksDiffer(ExitStatus::kUsage, "ranks ", rank, " and ", same - devices.begin(),
+                        " compute on the same device, ", *device,
+                        "; start one rank per CUDA device, or choose cpu");
   }
 }
 

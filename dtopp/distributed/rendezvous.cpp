@@ -181,7 +181,7 @@ c10::intrusive_ptr<c10d::TCPStore> open_tcp_store(const std::string& host, c10d:
 StoreConnection make_store(const StoreOptions& options) {
   const std::string where = c10::str(options.host, ':', options.port);
   if (options.port < 0 || options.port > UINT16_MAX || (options.port == 0 && !options.is_server))
-    throw UsageError(where + ": the port is not from 1 to 65535");
+    throw UsageError(where, ": the port is not from 1 to 65535");
   try {
     c10d::TCPStoreOptions tcp;
     tcp.port = static_cast<uint16_t>(options.port);
@@ -198,9 +198,9 @@ StoreConnection make_store(const StoreOptions& options) {
   } catch (const StoppedEarly&) {
     throw;
   } catch (const std::exception& error) {
-    if (!resolves(options.host)) throw UsageError(where + ": the host's name has no address");
+    if (!resolves(options.host)) throw UsageError(where, ": the host's name has no address");
     if (options.is_server)
-      throw UsageError("cannot serve " + where + ": " + reason_of(error) + "; choose another port");
+      throw UsageError("cannot serve ", where, ": ", reason_of(error), "; choose another port");
     throw ResourceError(
         c10::str("no store at ", where, " within ", options.timeout.count(), " ms: ", reason_of(error)));
   }

@@ -18,16 +18,12 @@ class Store;
 
 namespace dtopp::distributed {
 
-// Sends and receives lines of text over TCP, for a thread that waits for several connections with poll().
-//
-// Throws:        std::runtime_error with the reason if a socket cannot be opened or connected
-// Collective:    no
-
 // Opens a socket that listens on 127.0.0.1 only or on every interface. The caller closes it. Port 0 is
-// replaced by the free port that the system chose.
+// replaced by the free port that the system chose. Throws std::runtime_error with the reason if it fails.
 int listening_socket(uint16_t& port, bool loopback_only);
 
-// One end of a connection. Only connect() blocks.
+// Sends and receives lines of text over TCP, for a thread that waits for several connections with poll().
+// Only connect() blocks.
 class LineSocket {
  public:
   explicit LineSocket(int descriptor) : descriptor_(descriptor) {}  // takes a connected socket

@@ -1,7 +1,5 @@
 #include "dtopp/distributed/shard_layout.h"
 
-#include <algorithm>
-
 namespace dtopp::distributed {
 namespace {
 

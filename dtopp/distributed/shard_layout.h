@@ -27,10 +27,6 @@
 
 namespace dtopp::distributed {
 
-// Describes how the ranks of a run are arranged: EP groups of consecutive ranks, on nodes.
-//
-// Collective:    no
-
 // An EP group is `ep_size` consecutive ranks, which split the experts of a layer. Ranks with the same EP rank
 // hold the same experts and form an EDP group. Each of `nodes` holds equally many consecutive EP groups. EDP
 // ranks reduce within a node first. Example with EP size 2, EDP size 4 and 2 nodes:
@@ -104,7 +100,6 @@ class ShardLayout {
   ElementRange node_shard(int64_t rank) const { return elements_of(node_shard_chunks(rank)); }
   // The local shard: the part of the node shard that this rank stores.
   ElementRange local_shard(int64_t rank) const { return elements_of(local_chunks(rank)); }
-  // The chunks of local_shard(rank).
   ElementRange local_chunks(int64_t rank) const;
 
   // The shards over each group that `rank` reduces the parameter with, relative to the first element that the

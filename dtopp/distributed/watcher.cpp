@@ -359,7 +359,7 @@ Watcher::Watcher(const c10::intrusive_ptr<c10d::Store>& store, WatcherOptions op
                  std::shared_ptr<const CollectiveCounts> counts, WatchedProcess& process) try
     : impl_(std::make_unique<Impl>(store, std::move(options), std::move(counts), process)) {
 } catch (const std::exception& error) {
-  throw ResourceError("cannot reach the other ranks: " + reason_of(error));
+  throw ResourceError("cannot reach the other ranks: ", reason_of(error));
 }
 
 Watcher::~Watcher() { leave(); }

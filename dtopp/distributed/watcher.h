@@ -34,13 +34,8 @@ class Store;
 
 namespace dtopp::distributed {
 
-// Connects every rank of a run with rank 0 to exchange lines of text, for the watchers (watcher.h).
-//
-// Only wake() is thread-safe.
-//
-// Throws:        std::exception if a socket or the store fails
-// Collective:    the constructor, on every rank
-
+// Connects every rank of a run with rank 0 to exchange lines of text. Throws std::exception if a socket or
+// the store fails.
 class RankConnections {
  public:
   // Rank 0 listens, on 127.0.0.1 only if `loopback_only`, until every other rank has connected. It writes its
@@ -63,7 +58,6 @@ class RankConnections {
   // Makes the current or the next wait() return at once. Thread-safe.
   void wake();
 
-  // Sends a line to all connected ranks.
   void send(const std::string& line);
   // Sends a line to the ranks that have accepted all earlier bytes, and skips the others.
   void offer(const std::string& line);

@@ -10,6 +10,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
+#include "dtopp/base/json.h"
 
 namespace dtopp::eval {
 namespace {
@@ -85,10 +86,6 @@ LossesWithin divide_by_frequency(const TokenLosses& all, const std::vector<int64
   return divide(all, "frequency", std::move(names), group);
 }
 
-ordered_json number(const std::optional<double>& value) {
-  return value ? ordered_json(*value) : ordered_json();
-}
-
 ordered_json groups_json(const TokenLosses& tokens, int64_t num_layers) {
   ordered_json json = ordered_json::array();
   const auto layers = static_cast<double>(num_layers);
@@ -97,7 +94,7 @@ ordered_json groups_json(const TokenLosses& tokens, int64_t num_layers) {
                     {"most", static_cast<double>(group.most) / layers},
                     {"tokens", group.tokens},
                     {"nll", group.nll},
-                    {"standard_error", number(group.standard_error)}});
+                    {"standard_error", number_json(group.standard_error)}});
   return json;
 }
 
@@ -207,18 +204,18 @@ NllByExperts TokenLossObserver::result(distributed::Collectives& ranks) const {
 }
 
 ordered_json to_json(const NllByExperts& losses) {
-  ordered_json json = {{"spearman", number(spearman(losses.all))},
+  ordered_json json = {{"spearman", number_json(spearman(losses.all))},
                        {"groups", groups_json(losses.all, losses.num_layers)},
                        {"within", ordered_json::object()}};
   for (const LossesWithin& within : losses.within) {
     ordered_json& part = json["within"][within.by];
-    part = {{"spearman", number(mean_spearman(within))}, {"kinds", ordered_json::array()}};
+    part = {{"spearman", number_json(mean_spearman(within))}, {"kinds", ordered_json::array()}};
     for (size_t i = 0; i < within.kinds.size(); ++i) {
       const TokenLosses& kind = within.kinds[i];
       if (kind.nll.empty()) continue;
       part["kinds"].push_back({{"kind", within.names[i]},
                                {"tokens", kind.nll.size()},
-                               {"spearman", number(spearman(kind))},
+                               {"spearman", number_json(spearman(kind))},
                                {"groups", groups_json(kind, losses.num_layers)}});
     }
   }
@@ -233,8 +230,8 @@ std::string format_table(const NllByExperts& losses) {
     const std::string least = format("%.3g", static_cast<double>(group.least) / layers),
                       most = format("%.3g", static_cast<double>(group.most) / layers);
     const std::string range = least == most ? least : least + "-" + most;
-    table += format("%-28s %8.3f %10s %10lld\n", range.c_str(), group.nll,
-                    text_of(group.standard_error).c_str(), static_cast<long long>(group.tokens));
+    table += format("%-28s %8.3f %10s %10ld\n", range.c_str(), group.nll,
+                    text_of(group.standard_error).c_str(), group.tokens);
   }
   table += "Spearman's rank correlation of experts and nll: " + text_of(spearman(losses.all));
   for (const LossesWithin& within : losses.within)
@@ -389,8 +386,8 @@ std::string format_table(const ActivationAnalysis& analysis) {
   table += format("%-28s %8s %10s %10s %6s\n", "layer", "experts", "deviation", "imbalance", "dead");
   for (int64_t layer = 0; layer < statistics.num_layers(); ++layer) {
     const moe::ActivationSummary one = statistics.summary(layer);
-    table += format("%-28lld %8.3f %10.3f %10.2f %6lld\n", static_cast<long long>(layer), one.mean,
-                    one.deviation, one.imbalance, static_cast<long long>(one.dead_experts));
+    table += format("%-28ld %8.3f %10.3f %10.2f %6ld\n", layer, one.mean, one.deviation, one.imbalance,
+                    one.dead_experts);
   }
   const moe::ActivationSummary all = statistics.summary();
   table += format("%-28s %8.3f %10.3f\n", "all", all.mean, all.deviation);
@@ -399,8 +396,8 @@ std::string format_table(const ActivationAnalysis& analysis) {
     for (int64_t kind = 0; kind < one.tokens_G.size(0); ++kind) {
       const KindSummary summary = summarize(one, kind);
       if (summary.tokens == 0) continue;
-      table += format("%-28s %8.3f %10.3f %10lld\n", one.kinds.names[kind].c_str(), summary.mean,
-                      summary.deviation, static_cast<long long>(summary.tokens));
+      table += format("%-28s %8.3f %10.3f %10ld\n", one.kinds.names[kind].c_str(), summary.mean,
+                      summary.deviation, summary.tokens);
     }
   }
   return table + format_table(analysis.nll_by_experts);

@@ -108,7 +108,7 @@ ordered_json to_json(const DiffusionEvaluation& evaluation) {
 std::string format_table(const DiffusionEvaluation& evaluation) {
   const models::ValidationResult& raw = evaluation.raw;
   std::string table;
-  table += format("images       %lld\n", static_cast<long long>(evaluation.images));
+  table += format("images       %ld\n", evaluation.images);
   table += format("loss         %.6f\n", raw.loss);
   if (evaluation.ema) table += format("EMA loss     %.6f\n", evaluation.ema->loss);
   const bool routed = raw.activations.num_layers() > 0;

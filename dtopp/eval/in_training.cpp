@@ -38,8 +38,8 @@ data::Tokenizer training_tokenizer(const config::DataConfig& data, const std::st
     if (absent) throw file_error("open", path, ENOENT);
   }
   throw UsageError(
-      key + ": no data of data.train has a tokenizer.json; prepare it with dtopp prepare text, or set " +
-      key + "=" + none);
+      key, ": no data of data.train has a tokenizer.json; prepare it with dtopp prepare text, or set ", key,
+      "=", none);
 }
 
 // The language model with the trainer's fp32 parameters and routing. Collective: every rank calls it.
@@ -119,8 +119,8 @@ namespace {
 constexpr int64_t kOpening = 16, kContinuation = 48;  // tokens
 constexpr double kTemperature = 0.8;
 
-std::filesystem::path file_of(const config::RunConfig& config, int64_t step) {
-  return std::filesystem::path(config.output) / "samples" / (checkpoint::checkpoint_name(step) + ".txt");
+std::filesystem::path file_of(const config::RunConfig& config, int64_t step, const char* ending) {
+  return std::filesystem::path(config.output) / "samples" / (checkpoint::checkpoint_name(step) + ending);
 }
 
 // Replaces line ends, so that each text is one line of the console.
@@ -143,7 +143,7 @@ class TrainingTexts final : public train::Periodic {
     return is_last || state.step % config_.validation.every == 0;
   }
   bool is_done(const checkpoint::TrainingState& state) const override {
-    return path_kind(file_of(config_, state.step)) != PathKind::kNothing;
+    return path_kind(file_of(config_, state.step, ".txt")) != PathKind::kNothing;
   }
 
   std::optional<train::Measurements> run(train::Trainer& trainer, const StopToken& /*stop*/) override {
@@ -191,7 +191,7 @@ class TrainingTexts final : public train::Periodic {
   }
 
   void write(const std::vector<std::string>& lines, int64_t step) const {
-    const std::filesystem::path path = file_of(config_, step);
+    const std::filesystem::path path = file_of(config_, step, ".txt");
     std::string text;
     for (const std::string& line : lines) {
       log_.message("sample at step " + std::to_string(step) + ": " + line);
@@ -236,10 +236,6 @@ inference::PictureRequest request_of(const config::RunConfig& config) {
   return request;
 }
 
-std::filesystem::path grid_of(const config::RunConfig& config, int64_t step) {
-  return std::filesystem::path(config.output) / "samples" / (checkpoint::checkpoint_name(step) + ".png");
-}
-
 class TrainingGrids final : public train::Periodic {
  public:
   TrainingGrids(const config::RunConfig& config, const data::ImageLayout& layout)
@@ -249,7 +245,7 @@ class TrainingGrids final : public train::Periodic {
     return state.step > 0 && (is_last || state.step % config_.diffusion.samples_every == 0);
   }
   bool is_done(const checkpoint::TrainingState& state) const override {
-    return path_kind(grid_of(config_, state.step)) != PathKind::kNothing;
+    return path_kind(file_of(config_, state.step, ".png")) != PathKind::kNothing;
   }
 
   std::optional<train::Measurements> run(train::Trainer& trainer, const StopToken& /*stop*/) override {
@@ -280,7 +276,7 @@ class TrainingGrids final : public train::Periodic {
     inference::PictureSampler sampler(denoiser, config_.model, model.device, request, watch);
     while (const auto batch = sampler.next()) grid.add(*batch);
     if (trainer.ranks().rank() > 0) return;
-    const std::filesystem::path path = grid_of(config_, trainer.state().step);
+    const std::filesystem::path path = file_of(config_, trainer.state().step, ".png");
     make_directories(path.parent_path());
     write_file_atomically(path, grid.encode());
   }

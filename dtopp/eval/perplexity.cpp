@@ -5,7 +5,6 @@
 #include <numbers>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
@@ -71,8 +70,7 @@ std::vector<TextSegment> EvaluationText::segments() const {
   uint64_t begin = 0;
   for (const Source& source : sources_) {
     const uint64_t size = source.size() + (first_ ? 1 : 0);
-    if (size < 2)
-      throw DataError(source.path.string() + ": has no token to predict; it needs at least two tokens");
+    if (size < 2) throw DataError(source.path, ": has no token to predict; it needs at least two tokens");
     segments.push_back({begin, begin + size - 1});
     begin += size;
   }
@@ -85,7 +83,7 @@ std::vector<std::string> EvaluationText::source_names() const {
   std::set<std::filesystem::path> paths;
   for (const Source& source : sources_)
     if (!paths.insert(source.path.lexically_normal()).second)
-      throw UsageError("--text: names " + source.path.string() + " twice; give it once");
+      throw UsageError("--text: names ", source.path, " twice; give it once");
   return config::source_names(sources);
 }
 

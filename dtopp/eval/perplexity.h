@@ -36,7 +36,6 @@ class EvaluationText {
   // Encodes a text file. Throws DataError if it cannot be read.
   EvaluationText(const std::filesystem::path& path, const data::Tokenizer& tokenizer);
 
-  // Appends the sources of another text.
   void append(EvaluationText other);
   // Puts an id in front of a text of one source, so that the first id of the text can be predicted.
   void begin_with(int64_t id) { first_ = id; }

@@ -88,7 +88,7 @@ void write_folder(const fs::path& folder, inference::PictureSampler& sampler) {
   while (const auto batch = sampler.next()) {
     int64_t index = batch->first;
     for (const data::Picture& picture : to_pictures(batch->x0_BCHW)) {
-      OutputFile file(folder / format("%05lld.png", static_cast<long long>(index++)));
+      OutputFile file(folder / format("%05ld.png", index++));
       file.write(data::encode_png(picture));
       file.sync_and_close();
     }
@@ -101,21 +101,18 @@ void require_writable(const fs::path& output, const inference::PictureRequest& r
                       const data::ImageLayout& layout) {
   const bool npz = output.extension() == ".npz", grid = output.extension() == ".png";
   if (layout.is_latent && !npz)
-    throw UsageError("--output " + output.string() +
-                     ": this model generates latents, not pictures; name an .npz file");
+    throw UsageError("--output ", output, ": this model generates latents, not pictures; name an .npz file");
   if (!layout.is_latent && layout.shape.channels != 1 && layout.shape.channels != 3)
-    throw UsageError("--output " + output.string() +
-                     ": pictures have 1 or 3 channels, but the model's have " +
-                     std::to_string(layout.shape.channels));
+    throw UsageError("--output ", output, ": pictures have 1 or 3 channels, but the model's have ",
+                     layout.shape.channels);
   if (grid && !fits(grid_size_of(request), layout.shape))
-    throw UsageError("--output " + output.string() + ": " + std::to_string(request.count) +
+    throw UsageError("--output ", output, ": ", request.count,
                      " pictures do not fit in one grid; reduce the number, or name a folder or an .npz file");
   const fs::path folder = output.parent_path();
   if ((npz || grid) && !folder.empty() && path_kind(folder) != PathKind::kDirectory)
-    throw UsageError("--output " + output.string() + ": there is no folder " + folder.string() +
-                     "; create it");
+    throw UsageError("--output ", output, ": there is no folder ", folder, "; create it");
   if (!npz && !grid && path_kind(output) != PathKind::kNothing)
-    throw UsageError("--output " + output.string() + ": already exists; name a new folder");
+    throw UsageError("--output ", output, ": already exists; name a new folder");
 }
 
 void write_pictures(const fs::path& output, const inference::PictureRequest& request,

@@ -1,11 +1,7 @@
 #include "dtopp/eval/scoring.h"
 
 #include <algorithm>
-#include <optional>
-#include <string>
 #include <string_view>
-
-#include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
@@ -17,7 +13,6 @@
 #include "dtopp/inference/generator.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
-#include "dtopp/tasks/task_requests.h"
 
 namespace dtopp::eval {
 namespace {
@@ -296,8 +291,7 @@ std::vector<tasks::TaskResult> run_tasks(const inference::InferenceModel& model,
     if (!distributed::any_of(ranks, tallies.has_value())) {
       tallies = run_task(model, tokenizer, requests, kept, batch_tokens, ranks, watch);
       if (!tallies) {
-        throw Stopped("stopped in " + name + " after " + std::to_string(results.size()) +
-                      " finished tasks; " +
+        throw Stopped("stopped in ", name, " after ", results.size(), " finished tasks; ",
                       (kept.keeps() ? "run the same command again to resume"
                                     : "they are not kept without --output or --dump"));
       }

@@ -1,8 +1,6 @@
 #include "dtopp/eval/token_counts.h"
 
-#include <numeric>
 #include <utility>
-#include <vector>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
@@ -168,7 +166,7 @@ namespace {
 
 constexpr char kBool[] = "BOOL";
 
-std::string layer_name(int64_t layer) { return format("layer_%02lld", static_cast<long long>(layer)); }
+std::string layer_name(int64_t layer) { return format("layer_%02ld", layer); }
 
 void require_routers(const inference::InferenceModel& model) {
   if (model.config.model.is_dense())
@@ -234,13 +232,13 @@ RoutingReplay::RoutingReplay(const std::filesystem::path& path, const inference:
   for (int64_t layer = 0; layer < model.config.model.num_layers; ++layer) {
     const TensorView* tensor = layers_.emplace_back(file_.find(layer_name(layer)));
     if (tensor == nullptr || tensor->dtype != kBool || tensor->shape != shape)
-      throw UsageError(path.string() + ": " + layer_name(layer) + " " + describe(tensor) +
-                       ", but this text and model need BOOL " + c10::str(at::IntArrayRef(shape)) +
+      throw UsageError(path, ": ", layer_name(layer), " ", describe(tensor),
+                       ", but this text and model need BOOL ", c10::str(at::IntArrayRef(shape)),
                        "; use a file that evaluate text --dump-routing wrote for the same text");
   }
   if (file_.tensors().size() != layers_.size())
-    throw UsageError(path.string() + ": holds " + std::to_string(file_.tensors().size()) +
-                     " tensors, but the model has " + std::to_string(layers_.size()) + " layers");
+    throw UsageError(path, ": holds ", file_.tensors().size(), " tensors, but the model has ", layers_.size(),
+                     " layers");
 }
 
 std::shared_ptr<moe::Router> RoutingReplay::for_tokens(uint64_t first, int64_t count) const {

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <random>
 #include <set>
-#include <utility>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -261,11 +260,11 @@ tcp::acceptor listen_on(asio::io_context& context, const std::string& address, u
                         const std::string& option) try {
   error_code error;
   const asio::ip::address parsed = asio::ip::make_address(address, error);
-  if (error) throw UsageError("address " + address + ": is not an IP address, such as 127.0.0.1");
+  if (error) throw UsageError("address ", address, ": is not an IP address, such as 127.0.0.1");
   return {context, tcp::endpoint(parsed, port)};
 } catch (const boost::system::system_error& error) {
-  throw UsageError(option + ": port " + std::to_string(port) + " of " + address +
-                   " cannot be opened: " + error.code().message() + "; use another one");
+  throw UsageError(option, ": port ", port, " of ", address, " cannot be opened: ", error.code().message(),
+                   "; use another one");
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/float_type.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/random.h"
 #include "dtopp/base/safetensors.h"
 #include "dtopp/checkpoint/tensor_files.h"
@@ -129,7 +130,7 @@ at::Tensor read_text_embeddings(const std::filesystem::path& path, const config:
   const SafetensorsFile file(path);
   const TensorView* text = file.find("text");
   if (text == nullptr) throw DataError(path.string() + ": holds no tensor \"text\"");
-  const auto type = float_type_of(text->dtype);
+  const auto type = enum_named<FloatType>(text->dtype);
   if (!type || text->shape.size() != 3 || text->shape[0] == 0 || text->shape[1] == 0)
     throw DataError(path.string() + ": \"text\" must be F32, F16 or BF16 [texts, tokens, size]");
   if (text->shape[2] != model.text_size || text->shape[1] > model.text_length)

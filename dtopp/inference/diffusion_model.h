@@ -38,8 +38,7 @@ namespace dtopp::inference {
 enum class SamplerMethod { kEuler, kHeun, kDdim };
 
 constexpr auto enum_names(SamplerMethod) {
-  return std::array<std::pair<SamplerMethod, std::string_view>, 3>{
-      {{SamplerMethod::kEuler, "euler"}, {SamplerMethod::kHeun, "heun"}, {SamplerMethod::kDdim, "ddim"}}};
+  return std::to_array<std::string_view>({"euler", "heun", "ddim"});
 }
 
 struct SamplerOptions {

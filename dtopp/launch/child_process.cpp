@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <system_error>
 
@@ -38,7 +37,7 @@ bool ignores_hangup() {
 
 SignalPipe::SignalPipe() {
   if (::pipe2(ends_.data(), O_CLOEXEC | O_NONBLOCK) != 0)
-    throw ResourceError("cannot open a pipe: " + std::generic_category().message(errno));
+    throw ResourceError("cannot open a pipe: ", std::generic_category().message(errno));
   write_end = ends_[1];
   struct sigaction action {};
   action.sa_handler = write_signal;

@@ -59,7 +59,6 @@ class SignalPipe {
 // the kernel's link to the running program.
 std::filesystem::path own_program();
 
-// The environment of this process.
 std::vector<std::string> own_environment();
 
 struct ChildProgram {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <optional>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
@@ -79,12 +78,11 @@ class Variables {
     if (!has(name)) return std::nullopt;
     const auto value = whole_number(text(name));
     if (value && *value >= lowest && *value <= highest) return value;
-    throw UsageError(quote(name) + ": must be a whole number from " + std::to_string(lowest) + " to " +
-                     std::to_string(highest) + reason);
+    throw UsageError(quote(name), ": must be a whole number from ", lowest, " to ", highest, reason);
   }
   int64_t required(const char* name, int64_t lowest, int64_t highest, const char* because_of) const {
     const auto value = number(name, lowest, highest, ", since " + quote(because_of));
-    if (!value) throw UsageError(quote(because_of) + " without " + name + ": set both or neither");
+    if (!value) throw UsageError(quote(because_of), " without ", name, ": set both or neither");
     return *value;
   }
 
@@ -94,8 +92,7 @@ class Variables {
 
 void read_ranks(const Variables& variables, const LauncherVariables& names, LaunchEnvironment& environment) {
   const auto size = variables.number(names.size, 1, std::numeric_limits<int32_t>::max());
-  if (!size)
-    throw UsageError(variables.quote(names.rank) + " without " + names.size + ": set both or neither");
+  if (!size) throw UsageError(variables.quote(names.rank), " without ", names.size, ": set both or neither");
   environment.world_size = *size;
   environment.rank = variables.required(names.rank, 0, environment.world_size - 1, names.size);
 }
@@ -121,8 +118,7 @@ void read_master(const Variables& variables, LaunchEnvironment& environment) {
 
 void require_master(const LaunchEnvironment& environment, const LauncherVariables& names) {
   const auto need = [&](const char* name, const char* what) {
-    throw UsageError(std::string(name) + " is not set, but " + names.size + "=" +
-                     std::to_string(environment.world_size) + ": give " + what);
+    throw UsageError(name, " is not set, but ", names.size, "=", environment.world_size, ": give ", what);
   };
   if (environment.alone()) return;
   if (environment.master_addr.empty()) need("MASTER_ADDR", "the host of rank 0");
@@ -191,8 +187,7 @@ LaunchEnvironment find_in_slurm(const Variables& variables, const char* size) {
     const char* const nodes = variables.first_of("SLURM_STEP_NODELIST", "SLURM_NODELIST");
     const auto host = first_host(variables.text(nodes));
     if (!host && variables.has(nodes))
-      throw UsageError(variables.quote(nodes) +
-                       ": not a list of hosts; give MASTER_ADDR, the host of rank 0");
+      throw UsageError(variables.quote(nodes), ": not a list of hosts; give MASTER_ADDR, the host of rank 0");
     environment.master_addr = host.value_or("");
   }
   if (environment.master_port == 0) environment.master_port = slurm_port(variables);

@@ -10,7 +10,6 @@
 #include <system_error>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/launch/child_process.h"
 
 namespace dtopp::launch {
 namespace {
@@ -70,8 +69,8 @@ class RankProcesses {
       const pid_t process = start_child(child);
       const int error = errno;
       if (process < 0)
-        throw ResourceError("cannot start rank " + std::to_string(rank) + ": " +
-                            std::generic_category().message(error) + "; lower --processes");
+        throw ResourceError("cannot start rank ", rank, ": ", std::generic_category().message(error),
+                            "; lower --processes");
       processes_.push_back(process);
     }
   }

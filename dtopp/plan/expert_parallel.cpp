@@ -59,9 +59,7 @@ StepTime plan_step_time(const Plan& plan, const device::DeviceRates& rates) {
 namespace {
 
 void require_divides(const char* key, int64_t part, int64_t whole, const char* what) {
-  if (whole % part != 0)
-    throw config::InvalidValue(
-        key, std::to_string(part) + " does not divide the " + std::to_string(whole) + " " + what);
+  if (whole % part != 0) throw config::InvalidValue(key, part, " does not divide the ", whole, " ", what);
 }
 
 }  // namespace

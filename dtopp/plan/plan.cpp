@@ -7,9 +7,7 @@
 
 #include "dtopp/config/config.h"
 #include "dtopp/distributed/bucketed_reducer.h"
-#include "dtopp/distributed/shard_layout.h"
 #include "dtopp/models/make_model.h"
-#include "dtopp/models/model.h"
 #include "dtopp/moe/expert_bias.h"
 #include "dtopp/moe/expert_normalization.h"
 #include "dtopp/ops/route/cumulative_prob_bins.h"
@@ -461,11 +459,10 @@ Plan make_plan(const config::RunConfig& config, const distributed::ParallelDims&
   check_dims(dims, config.model);
   const config::TrainingConfig& training = config.training;
   if (training.global_batch_size / training.micro_batch_size < dims.world_size)
-    throw config::InvalidValue(
-        "training.global_batch_size",
-        std::to_string(training.global_batch_size) + " in micro-batches of " +
-            std::to_string(training.micro_batch_size) + " leaves some of " + std::to_string(dims.world_size) +
-            " ranks without any; lower training.micro_batch_size or the number of ranks");
+    throw config::InvalidValue("training.global_batch_size", training.global_batch_size,
+                               " in micro-batches of ", training.micro_batch_size, " leaves some of ",
+                               dims.world_size,
+                               " ranks without any; lower training.micro_batch_size or the number of ranks");
   const models::Model model = models::make_model(config);
   Subject subject{
       config, model, count_parameters(model, config.optimizer, dims.ep_size), most_active_experts(config),

@@ -8,7 +8,6 @@
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/config/config.h"
-#include "dtopp/plan/expert_parallel.h"
 #include "dtopp/plan/plan.h"
 
 namespace dtopp::plan {
@@ -37,12 +36,9 @@ std::string row(const std::string& name, const std::string& value, const std::st
 std::string arithmetic_rows(const Plan& plan, const config::RunConfig& config) {
   std::string experts;
   if (!config.model.is_dense())
-    experts = format("%g of %lld experts per token", plan.active_experts,
-                     static_cast<long long>(config.model.num_experts));
-  if (config.model.zero_experts > 0)
-    experts += format(", %lld zero experts", static_cast<long long>(config.model.zero_experts));
-  if (config.model.shared_experts > 0)
-    experts += format(" and %lld shared", static_cast<long long>(config.model.shared_experts));
+    experts = format("%g of %ld experts per token", plan.active_experts, config.model.num_experts);
+  if (config.model.zero_experts > 0) experts += format(", %ld zero experts", config.model.zero_experts);
+  if (config.model.shared_experts > 0) experts += format(" and %ld shared", config.model.shared_experts);
   const double flops_per_token = static_cast<double>(plan.flops_per_token);
   const double tokens =
       static_cast<double>(plan.tokens_per_step) * static_cast<double>(config.training.steps);
@@ -141,8 +137,8 @@ std::string alternative_rows(const PlanContext& context) {
       format("%-24s%14s%16s%14s\n", "expert-parallel ranks", "memory", "between nodes", "step");
   for (const Plan& plan : context.alternatives) {
     const std::optional<StepTime> time = time_of(plan, context.device);
-    text += format("  %-22lld%14s%16s%14s\n", static_cast<long long>(plan.dims.ep_size),
-                   bytes(plan.memory_bytes()).c_str(), bytes(sent_bytes(plan).between).c_str(),
+    text += format("  %-22ld%14s%16s%14s\n", plan.dims.ep_size, bytes(plan.memory_bytes()).c_str(),
+                   bytes(sent_bytes(plan).between).c_str(),
                    time ? format("%.3f s", time->seconds()).c_str() : "?");
   }
   if (!context.device) return text;
@@ -313,9 +309,9 @@ void require_memory(const config::RunConfig& config, const Plan& plan, config::D
                                               : "set validation.tasks to [], or ") +
              remedy;
   remedy += remedy_for_activations(config, plan, device, available);
-  throw ResourceError("this run needs about " + format_bytes(static_cast<double>(needed)) +
-                      " of memory and " + format_bytes(static_cast<double>(available)) + " are available; " +
-                      remedy + " (`dtopp plan` shows the parts)");
+  throw ResourceError("this run needs about ", format_bytes(static_cast<double>(needed)), " of memory and ",
+                      format_bytes(static_cast<double>(available)), " are available; ", remedy,
+                      " (`dtopp plan` shows the parts)");
 }
 
 }  // namespace dtopp::plan

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "dtopp/report/numbers.h"
 #include "dtopp/report/sections.h"
@@ -58,20 +57,16 @@ ReportChart threshold_chart(RunDrawing& drawing) {
   return chart;
 }
 
-// One chart per value of a router's state that some run has, other than its threshold.
-std::vector<ReportChart> state_charts(RunDrawing& drawing) {
-  std::vector<ReportChart> charts;
+// Adds one chart per value of a router's state that some run has, other than its threshold.
+void add_state_charts(RunDrawing& drawing, std::vector<ReportBlock>& blocks) {
   const auto add = [&](const char* title, const char* axis, const char* metric) {
-    ReportChart chart{title, axis, drawing.lines(metric)};
-    chart.exact = true;
-    if (!chart.lines.empty()) charts.push_back(std::move(chart));
+    add_chart(blocks, {.title = title, .y_label = axis, .lines = drawing.lines(metric), .exact = true});
   };
   add("Spread of the biases", "largest minus smallest, mean over layers", "moe/bias_spread");
   add("Weight λ of the ReLU router's loss", "λ", "moe/lambda");
   add("Thresholds of the experts", "mean over experts and layers", "moe/cut");
   add("Spread of the experts' thresholds", "largest minus smallest, mean over layers", "moe/cut_spread");
   add("Tokens without an expert", "share of pairs of a token and a layer", "moe/empty_share");
-  return charts;
 }
 
 ReportChart deviation_chart(RunDrawing& drawing) {
@@ -204,9 +199,8 @@ std::optional<ReportSection> budget_section(RunDrawing& drawing) {
       input.runs.size() == 1 ? sentence_of_budget(input.runs[0]) : sentence_of_budgets(input);
   if (!answer.empty()) section.answers.push_back(answer);
   section.blocks.push_back({count_chart(drawing)});
-  ReportChart threshold = threshold_chart(drawing);
-  if (!threshold.lines.empty()) section.blocks.push_back({std::move(threshold)});
-  for (ReportChart& chart : state_charts(drawing)) section.blocks.push_back({std::move(chart)});
+  add_chart(section.blocks, threshold_chart(drawing));
+  add_state_charts(drawing, section.blocks);
   section.blocks.push_back({budget_table(input)});
   section.blocks.push_back({deviation_chart(drawing)});
   ReportChoice shares{"shares", "Tokens of", {}};

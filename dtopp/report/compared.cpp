@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <set>
 #include <stdexcept>
@@ -47,6 +46,8 @@ std::optional<ReportTable> configuration_table(const ReportInput& input) {
   return table;
 }
 
+std::string accuracy_of(const std::string& task) { return concat(kTask, task, kAccuracy); }
+
 std::vector<std::string> tasks_of(const ReportInput& input) {
   std::set<std::string> names;
   for (const ReportRun& run : input.runs) {
@@ -79,7 +80,7 @@ std::vector<Scores> scores_of(const ReportRun& run, const std::vector<std::strin
   }
   Scores validation;
   for (const std::string& task : tasks) {
-    const std::string metric = std::string(kTask) + task + std::string(kAccuracy);
+    const std::string metric = accuracy_of(task);
     const runs::Series* series = find_series(run, metric);
     if (series == nullptr) continue;
     validation.head = run.name + ", validation at step " + whole(series->steps.back());
@@ -123,7 +124,6 @@ ReportTable benchmark_table(const ReportInput& input, const std::vector<std::str
   return table;
 }
 
-// Returns the measured sweeps over the number of active experts.
 ReportChart sweep_chart(RunDrawing& drawing) {
   ReportChart chart{"Accuracy at other budgets, from one checkpoint", "average over tasks"};
   chart.own_x = "active experts per token";
@@ -160,12 +160,9 @@ std::optional<ReportSection> compared_section(RunDrawing& drawing) {
   }
   const std::vector<std::string> tasks = tasks_of(input);
   if (!tasks.empty()) section.blocks.push_back({benchmark_table(input, tasks)});
-  if (ReportChart sweep = sweep_chart(drawing); !sweep.lines.empty())
-    section.blocks.push_back({std::move(sweep)});
-  for (const std::string& task : tasks) {
-    auto lines = drawing.lines(std::string(kTask) + task + std::string(kAccuracy), {.marks = true});
-    if (!lines.empty()) section.blocks.push_back({ReportChart{task, "accuracy", std::move(lines)}});
-  }
+  add_chart(section.blocks, sweep_chart(drawing));
+  for (const std::string& task : tasks)
+    add_chart(section.blocks, {task, "accuracy", drawing.lines(accuracy_of(task), {.marks = true})});
   if (section.blocks.empty()) return std::nullopt;
   return section;
 }

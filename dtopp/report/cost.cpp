@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "dtopp/report/numbers.h"
 #include "dtopp/report/sections.h"
@@ -23,13 +24,8 @@ double highest(const runs::Series& series) {
 }
 
 double mean_of_all(const runs::Series& series) {
-  double sum = 0, count = 0;
-  for (const double value : series.values) {
-    if (!std::isfinite(value)) continue;
-    sum += value;
-    ++count;
-  }
-  return sum / count;
+  const std::vector<double> values = finite_points(series).values;
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
 std::string percent(double share) { return std::isfinite(share) ? fixed(100 * share, 1) + " %" : "–"; }
@@ -92,26 +88,23 @@ std::optional<ReportSection> cost_section(RunDrawing& drawing) {
   if (!any_run_has(input, "throughput/tokens_per_second")) return std::nullopt;
   ReportSection section{"cost", "Cost"};
   if (input.runs.size() == 1) section.answers.push_back(sentence_of_cost(input.runs[0]));
-  const auto add = [&](ReportChart chart) {
-    if (!chart.lines.empty()) section.blocks.push_back({std::move(chart)});
-  };
-  add({.title = "Speed",
-       .y_label = "tokens per second",
-       .lines = drawing.lines("throughput/tokens_per_second"),
-       .from_zero = true});
-  add(memory_chart(drawing));
+  add_chart(section.blocks, {.title = "Speed",
+                             .y_label = "tokens per second",
+                             .lines = drawing.lines("throughput/tokens_per_second"),
+                             .from_zero = true});
+  add_chart(section.blocks, memory_chart(drawing));
   section.blocks.push_back({cost_table(input)});
-  add({.title = "Model FLOPs utilization",
-       .y_label = "share of the data sheet's rate",
-       .lines = drawing.lines("throughput/mfu"),
-       .from_zero = true});
+  add_chart(section.blocks, {.title = "Model FLOPs utilization",
+                             .y_label = "share of the data sheet's rate",
+                             .lines = drawing.lines("throughput/mfu"),
+                             .from_zero = true});
   ReportChart waiting{.title = "Waiting",
                       .y_label = "share of a step",
                       .lines = drawing.lines("throughput/data_share", {.name = "for data"}),
                       .from_zero = true};
   std::ranges::move(drawing.lines("comm/exposed_share", {.name = "for ranks", .minor = true}),
                     std::back_inserter(waiting.lines));
-  add(std::move(waiting));
+  add_chart(section.blocks, std::move(waiting));
   return section;
 }
 

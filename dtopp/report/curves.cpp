@@ -5,7 +5,6 @@
 
 #include "dtopp/report/numbers.h"
 #include "dtopp/report/sections.h"
-#include "dtopp/runs/run_directory.h"
 #include "dtopp/study/statistics.h"
 
 namespace dtopp::report {
@@ -57,8 +56,7 @@ std::vector<ReportBlock> curve_blocks(RunDrawing& drawing) {
   for (const Axis& axis : kAxes) {
     ReportOption option{axis.label, {}};
     for (const std::string& measure : measures) {
-      ReportChart chart = curves_chart(drawing, axis, measure);
-      if (!chart.lines.empty()) option.blocks.push_back({std::move(chart)});
+      add_chart(option.blocks, curves_chart(drawing, axis, measure));
     }
     if (!option.blocks.empty()) choice.options.push_back(std::move(option));
   }

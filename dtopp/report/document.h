@@ -15,9 +15,6 @@
 
 namespace dtopp::report {
 
-// Stores the columns of numbers of a page: an arithmetic progression if that is exact, else base64 of
-// little-endian floats.
-
 // One column, with its length at each generation, so that a page with an older generation receives only new
 // numbers.
 struct ReportColumn {
@@ -34,6 +31,7 @@ struct ReportColumn {
   std::map<uint64_t, uint64_t> lengths;  // generation → n
 };
 
+// The columns of numbers of a page: an arithmetic progression if that is exact, else little-endian floats.
 class Columns {
  public:
   // Begins a new generation: columns that are added from now on replace those with the same key. Others stay.
@@ -168,8 +166,6 @@ struct ReportDocument {
   std::vector<ReportSection> sections;
   std::vector<std::string> notes;
 };
-
-class Columns;
 
 // Returns the document for the page's script. If `generation` is set, the page polls the server for updates.
 std::string to_json(const ReportDocument& document, const Columns& columns,

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <map>
 #include <set>
 #include <sstream>
 #include <system_error>
@@ -46,13 +45,12 @@ std::optional<Samples> read_samples(const fs::path& folder) {
 }
 
 ReportRun read_run(const fs::path& path, const FindCost& find_cost) {
-  if (path_kind(path) == PathKind::kNothing) throw UsageError(path.string() + ": the run does not exist");
+  if (path_kind(path) == PathKind::kNothing) throw UsageError(path, ": the run does not exist");
   auto config = runs::config_of(path);
   if (!config)
-    throw UsageError(path.string() +
-                     ": is neither a run nor a study; config.yaml and study.json are missing");
+    throw UsageError(path, ": is neither a run nor a study; config.yaml and study.json are missing");
   if (path_kind(path / kMetricsFile) == PathKind::kNothing)
-    throw UsageError(path.string() + ": the run has no metrics.jsonl yet; wait for its first step");
+    throw UsageError(path, ": the run has no metrics.jsonl yet; wait for its first step");
   ReportRun run;
   run.name = config->name.empty() ? path.filename().string() : config->name;
   run.path = path;
@@ -162,7 +160,7 @@ ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost
     input.title = folder_name(path);
   }
   if (input.runs.empty())
-    throw UsageError(paths.at(0).string() +
+    throw UsageError(paths.at(0),
                      ": the study has no run with metrics yet; wait for the first step of a run");
   tell_apart(input.runs);
   input.groups = group_runs(input.runs);

@@ -18,10 +18,6 @@ const char* unit_of(const ReportInput& input) {
                                                                               : "mean squared error";
 }
 
-void add_chart(ReportSection& section, ReportChart chart) {
-  if (!chart.lines.empty()) section.blocks.push_back({std::move(chart)});
-}
-
 ReportChart training_chart(RunDrawing& drawing) {
   ReportChart chart{"Training loss", unit_of(drawing.input)};
   for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
@@ -142,8 +138,7 @@ void add_sources(RunDrawing& drawing, ReportSection& section) {
     for (const auto& [metric, title, unit] :
          {std::tuple{"/loss", "Validation loss of ", unit_of(input)},
           std::tuple{"/active_experts", "Active experts at validation on ", "per token and layer"}}) {
-      ReportChart chart{title + name, unit, drawing.lines("val/" + name + metric, {.marks = true})};
-      if (!chart.lines.empty()) option.blocks.push_back({std::move(chart)});
+      add_chart(option.blocks, {title + name, unit, drawing.lines("val/" + name + metric, {.marks = true})});
     }
     choice.options.push_back(std::move(option));
   }
@@ -286,30 +281,30 @@ std::optional<ReportSection> learned_section(RunDrawing& drawing) {
   ReportSection section{"learned", "Did it learn"};
   section.answers = {(input.runs.size() == 1 ? sentence_of_loss(input.runs[0]) : sentence_of_best(input)) +
                      " " + sentence_of_skips(input)};
-  add_chart(section, training_chart(drawing));
-  add_chart(section, validation_chart(drawing));
+  add_chart(section.blocks, training_chart(drawing));
+  add_chart(section.blocks, validation_chart(drawing));
   // The compared section shows a study's own curves over seeds.
-  if (input.curves.empty()) add_chart(section, seeds_chart(drawing));
+  if (input.curves.empty()) add_chart(section.blocks, seeds_chart(drawing));
   section.blocks.push_back({final_table(input)});
   add_sources(drawing, section);
   if (auto texts = texts_table(input)) section.blocks.push_back({std::move(*texts)});
-  add_chart(section, budgets_chart(drawing));
+  add_chart(section.blocks, budgets_chart(drawing));
   if (auto unusual = unusual_steps(input)) section.blocks.push_back({std::move(*unusual)});
-  add_chart(section, {.title = "Gradient norm",
-                      .y_label = "before clipping",
-                      .lines = drawing.lines("train/grad_norm"),
-                      .log = true});
-  add_chart(section, {.title = "Learning rate",
-                      .y_label = "learning rate",
-                      .lines = drawing.lines("train/lr"),
-                      .from_zero = true,
-                      .exact = true});
+  add_chart(section.blocks, {.title = "Gradient norm",
+                             .y_label = "before clipping",
+                             .lines = drawing.lines("train/grad_norm"),
+                             .log = true});
+  add_chart(section.blocks, {.title = "Learning rate",
+                             .y_label = "learning rate",
+                             .lines = drawing.lines("train/lr"),
+                             .from_zero = true,
+                             .exact = true});
   if (any_run_has_more_than_zero(input, "train/skipped_steps"))
-    add_chart(section, {.title = "Skipped steps",
-                        .y_label = "so far",
-                        .lines = drawing.lines("train/skipped_steps"),
-                        .from_zero = true,
-                        .exact = true});
+    add_chart(section.blocks, {.title = "Skipped steps",
+                               .y_label = "so far",
+                               .lines = drawing.lines("train/skipped_steps"),
+                               .from_zero = true,
+                               .exact = true});
   add_noise_bands(drawing, section);
   ReportDetails terms = loss_terms(drawing);
   if (!terms.blocks.empty()) section.blocks.push_back({std::move(terms)});

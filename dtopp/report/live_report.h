@@ -18,7 +18,6 @@ class LiveReport {
   // Reads all inputs. Throws as read_report_input does.
   LiveReport(std::vector<std::filesystem::path> paths, FindCost find_cost);
 
-  // Returns the current page.
   std::string page();
   // Returns the update for a page with generation `since`, as JSON. It includes the error of the last read,
   // if any.
@@ -41,10 +40,9 @@ class LiveReport {
   std::optional<std::string> trouble_;
 };
 
-// Serves a report over HTTP on the loopback interface.
-
-// GET on the address returns the page, and GET update?since=N below it the page's update. The address
-// contains a random token, so other users of the machine cannot read the report. Everything else returns 404.
+// Serves a report over HTTP on the loopback interface. GET on the address returns the page, and GET
+// update?since=N below it the page's update. The address contains a random token, so other users of the
+// machine cannot read the report. Everything else returns 404.
 class ReportServer final : private http::Handler {
  public:
   // With `port` 0 the system chooses a free port. Throws UsageError if the port cannot be opened.

@@ -1,17 +1,9 @@
 // Formats numbers for the texts and tables of a report.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <limits>
 #include <optional>
-#include <span>
 #include <string>
-#include <vector>
-
-#include "dtopp/runs/run_history.h"
-#include "dtopp/study/statistics.h"
 
 namespace dtopp::report::report_text {
 // "5.0861"; "–" if the value is not finite.

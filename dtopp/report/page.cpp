@@ -1,5 +1,8 @@
 #include "dtopp/report/page.h"
 
+#include <map>
+#include <string_view>
+
 #include "dtopp/base/files.h"
 #include "dtopp/report/page_files.h"
 #include "dtopp/report/sections.h"
@@ -7,40 +10,15 @@
 namespace dtopp::report {
 namespace {
 
-// Escapes JSON for a script element, so that no "<" in it can end the element.
-std::string inside_script(const std::string& json) {
-  std::string text;
-  text.reserve(json.size());
-  for (const char c : json) {
-    if (c == '<')
-      text += "\\u003c";
-    else
-      text += c;
-  }
-  return text;
-}
-
-std::string escaped(const std::string& text) {
-  std::string html;
+// Replaces each of the characters by its text.
+std::string replaced(const std::string& text, const std::map<char, std::string_view>& by) {
+  std::string result;
+  result.reserve(text.size());
   for (const char c : text) {
-    switch (c) {
-      case '&':
-        html += "&amp;";
-        break;
-      case '<':
-        html += "&lt;";
-        break;
-      case '>':
-        html += "&gt;";
-        break;
-      case '"':
-        html += "&quot;";
-        break;
-      default:
-        html += c;
-    }
+    const auto found = by.find(c);
+    result += found == by.end() ? std::string_view(&c, 1) : found->second;
   }
-  return html;
+  return result;
 }
 
 std::string head(const ReportDocument& document, bool is_live) {
@@ -55,7 +33,8 @@ std::string head(const ReportDocument& document, bool is_live) {
          "\">\n"
          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
          "<link rel=\"icon\" href=\"data:,\">\n<title>" +
-         escaped(document.title) + "</title>\n<style>\n" + std::string(kPageStyle) +
+         replaced(document.title, {{'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}}) +
+         "</title>\n<style>\n" + std::string(kPageStyle) +
          "</style>\n</head>\n<body>\n<main id=\"report\"></main>\n"
          "<noscript>This report needs JavaScript, which is disabled here.</noscript>\n";
 }
@@ -65,8 +44,9 @@ std::string head(const ReportDocument& document, bool is_live) {
 std::string render_page(const ReportDocument& document, const Columns& columns,
                         std::optional<uint64_t> generation) {
   std::string page = head(document, generation.has_value());
+  // No "<" in the JSON may end its element.
   page += "<script type=\"application/json\" id=\"document\">" +
-          inside_script(to_json(document, columns, generation)) + "</script>\n";
+          replaced(to_json(document, columns, generation), {{'<', "\\u003c"}}) + "</script>\n";
   // The script precedes the columns, so that a large page is drawn while it loads.
   page += "<script>\n\"use strict\";\n" + std::string(kPageScript) + "</script>\n";
   for (size_t id = 0; id < columns.all().size(); ++id) {

@@ -15,14 +15,6 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-std::vector<double> finite_values(const runs::Series& series) {
-  std::vector<double> values;
-  for (const double value : series.values) {
-    if (std::isfinite(value)) values.push_back(value);
-  }
-  return values;
-}
-
 std::vector<double> steps_of(const runs::Series& series) {
   return {series.steps.begin(), series.steps.end()};
 }
@@ -104,7 +96,7 @@ std::string value_text(const ReportRun& run, const std::string& metric, int digi
 }
 
 double median(const runs::Series& series) {
-  const std::vector<double> values = finite_values(series);
+  const std::vector<double> values = finite_points(series).values;
   return values.empty() ? kNaN : study::median(values);
 }
 
@@ -150,6 +142,10 @@ ReportHeatMap RunDrawing::heat_map(size_t run, const std::string& key, const std
     map.cells.push_back(columns.add(column + " " + names[row], means(values_at(steps, *rows[row]), stride)));
   if (stride > 1) map.note = "Each cell is the mean of " + report_text::count_of(stride, "logged step") + ".";
   return map;
+}
+
+void add_chart(std::vector<ReportBlock>& blocks, ReportChart chart) {
+  if (!chart.lines.empty()) blocks.push_back({std::move(chart)});
 }
 
 ReportLine RunDrawing::points(size_t run, const std::string& key, const std::string& name,

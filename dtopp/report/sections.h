@@ -10,21 +10,17 @@
 
 namespace dtopp::report {
 
-// Draws metrics of runs as lines and heat maps. It creates their columns and thins long ones.
-
 constexpr size_t kPointsOfLine = 100000;  // maximum points per line
 constexpr size_t kCellsOfRow = 4096;      // maximum cells per heat map row; a cell is a mean over steps
 
 // Returns the series of a run's metric; null if the run has no value of it.
 const runs::Series* find_series(const ReportRun& run, const std::string& metric);
 bool any_run_has(const ReportInput& input, const std::string& metric);
-// Returns whether any run has a nonzero value of the metric.
 bool any_run_has_more_than_zero(const ReportInput& input, const std::string& metric);
 
 // Returns the metric of the training loss without routing losses, by which models are compared.
 const char* main_loss(const ReportRun& run);
 
-// Returns the points with finite values.
 runs::Series finite_points(const runs::Series& series);
 // Returns the median of the finite values; NaN if there is none.
 double median(const runs::Series& series);
@@ -40,11 +36,11 @@ struct LineStyle {
   bool minor = false;
 };
 
+// Draws metrics of runs as lines and heat maps. It creates their columns and thins long ones.
 class RunDrawing {
  public:
   RunDrawing(const ReportInput& input, Columns& columns) : input(input), columns(columns) {}
 
-  // Returns one line per run that has the metric.
   std::vector<ReportLine> lines(const std::string& metric, const LineStyle& style = {});
   ReportLine line(size_t run, const std::string& key, const runs::Series& series, const LineStyle& style = {},
                   const runs::Series* band = nullptr);
@@ -62,6 +58,9 @@ class RunDrawing {
   Columns& columns;
   size_t most_points = 0;  // length of the longest thinned line; 0: none was thinned
 };
+
+// Appends the chart, unless it has no line.
+void add_chart(std::vector<ReportBlock>& blocks, ReportChart chart);
 
 // Creates the sections of a report. Each answers one question. A section is nullopt if the runs have no data
 // for it.

@@ -8,9 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <span>
-#include <string_view>
 
 #include <unistd.h>
 
@@ -272,9 +270,8 @@ int64_t time_after_others(const fs::path& directory, double now) {
   for (const auto& entry : fs::directory_iterator(directory, unreadable)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(kPrefix)) continue;
-    long long other = 0;
-    if (std::sscanf(name.c_str() + kPrefix.size(), "%10lld.", &other) == 1)
-      time = std::max<int64_t>(time, other + 1);
+    int64_t other = 0;
+    if (std::sscanf(name.c_str() + kPrefix.size(), "%10ld.", &other) == 1) time = std::max(time, other + 1);
   }
   return time;
 }
@@ -282,9 +279,9 @@ int64_t time_after_others(const fs::path& directory, double now) {
 fs::path new_path(const fs::path& directory, double now) {
   std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-  const auto time = static_cast<long long>(time_after_others(directory, now));
+  const int64_t time = time_after_others(directory, now);
   return directory /
-         (std::string(kPrefix) + format("%010lld.%s.%d", time, host.data(), static_cast<int>(::getpid())));
+         (std::string(kPrefix) + format("%010ld.%s.%d", time, host.data(), static_cast<int>(::getpid())));
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 
 #include "dtopp/base/durable.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/manifest.h"
@@ -58,8 +57,8 @@ void require_same_configuration(const std::string& what, const config::RunConfig
   if (keys.empty()) return;
   const bool is_longer = here.training.steps > there.training.steps;
   throw UsageError(
-      what + " holds a run of another configuration (different: " + keys +
-      "); choose another output, or the same configuration to resume" +
+      what, " holds a run of another configuration (different: ", keys,
+      "); choose another output, or the same configuration to resume",
       (is_longer ? "; to train longer, set training.cooldown_from=" + what + " and another output" : ""));
 }
 
@@ -72,7 +71,7 @@ void require_no_lost_checkpoints(const fs::path& run) {
     history = std::string(kMetricsFile) + " holds the metrics of a run";
   }
   if (history.empty()) return;
-  throw CheckpointError(checkpoints_of(run).string() + ": holds no checkpoint, but " + history +
+  throw CheckpointError(checkpoints_of(run), ": holds no checkpoint, but ", history,
                         "; restore or mount that folder, or choose another output to start again");
 }
 
@@ -104,8 +103,7 @@ std::optional<checkpoint::Checkpoint> newest_checkpoint(const fs::path& checkpoi
     }
   }
   if (newest_error.empty()) return std::nullopt;
-  throw CheckpointError(checkpoints.string() +
-                        ": none of its checkpoints verifies; the newest: " + newest_error);
+  throw CheckpointError(checkpoints, ": none of its checkpoints verifies; the newest: ", newest_error);
 }
 
 checkpoint::Checkpoint open_checkpoint(const fs::path& path, const ConsoleLog& log,
@@ -130,7 +128,7 @@ void RunDirectory::require_space(uint64_t checkpoint_bytes, const ConsoleLog& lo
   const auto bytes = [](uint64_t count) { return format_bytes(static_cast<double>(count)); };
   const std::string state = path_.string() + ": its file system has " + bytes(free) + " free, ";
   if (free < checkpoint_bytes)
-    throw DataError(state + "and a checkpoint needs " + bytes(checkpoint_bytes) +
+    throw DataError(state, "and a checkpoint needs ", bytes(checkpoint_bytes),
                     "; free space or choose another output");
   const config::CheckpointConfig& saving = config_.checkpoint;
   const int64_t saves = saving.every > 0 ? (config_.training.steps + saving.every - 1) / saving.every : 1;
@@ -197,8 +195,7 @@ void RunDirectory::finish_save(int64_t step) {
 }
 
 void RunDirectory::record_saved(int64_t step) const {
-  const std::string about = format("{\"restarts\": %lld, \"saved_step\": %lld}",
-                                   static_cast<long long>(restarts_), static_cast<long long>(step));
+  const std::string about = format("{\"restarts\": %ld, \"saved_step\": %ld}", restarts_, step);
   write_file_atomically(path_ / kRunFile, format_manifest({kRunFormat, about, {}}));
 }
 

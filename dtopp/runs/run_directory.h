@@ -16,7 +16,6 @@
 
 namespace dtopp::runs {
 
-// The folder with a run's checkpoints.
 std::filesystem::path checkpoints_of(const std::filesystem::path& run);
 
 // The file with a run's configuration, in which every key is written out.

@@ -43,7 +43,7 @@ class HistoryReader {
   using Column = std::map<std::string, Series>::value_type;
 
   [[noreturn]] void fail(const std::string& cause) const {
-    throw DataError(path_.string() + ": line " + std::to_string(line_) + ": " + cause);
+    throw DataError(path_, ": line ", line_, ": ", cause);
   }
 
   dom::object parse(std::string_view line) {

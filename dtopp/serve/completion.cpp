@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <ctime>
 #include <numeric>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -116,13 +115,12 @@ std::string Metrics::text(const inference::Scheduler& scheduler) const {
   begin(out, "dtopp_computed_tokens_total", "counter",
         "Tokens that passed through the model, by target_experts (0: the checkpoint's threshold).");
   for (const auto& [target, budget] : budgets_)
-    out += format("dtopp_computed_tokens_total{target_experts=\"%lld\"} ", static_cast<long long>(target)) +
+    out += format("dtopp_computed_tokens_total{target_experts=\"%ld\"} ", target) +
            std::to_string(budget.tokens) + "\n";
   begin(out, "dtopp_active_experts_total", "counter",
         "Active experts of these tokens, mean over layers; divided by the tokens: experts per token.");
   for (const auto& [target, budget] : budgets_)
-    out += format("dtopp_active_experts_total{target_experts=\"%lld\"} %.17g\n",
-                  static_cast<long long>(target), budget.experts);
+    out += format("dtopp_active_experts_total{target_experts=\"%ld\"} %.17g\n", target, budget.experts);
   print(out, "dtopp_first_token_seconds", "Time from a request to its first token.", first_token_);
   print(out, "dtopp_request_seconds", "Time from a request to the end of its answer.", request_);
   return out;

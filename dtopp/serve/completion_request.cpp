@@ -1,7 +1,6 @@
 #include "dtopp/serve/completion_request.h"
 
 #include <algorithm>
-#include <cmath>
 #include <random>
 
 #include <nlohmann/json.hpp>
@@ -70,8 +69,7 @@ std::vector<int32_t> ids_of(const JsonFields& fields, const json& list, int64_t 
   std::vector<int32_t> ids;
   for (const json& id : list) {
     if (!id.is_number_integer() || id < 0 || id >= vocab_size)
-      fields.fail("prompt",
-                  format("token ids must be whole numbers below %lld", static_cast<long long>(vocab_size)));
+      fields.fail("prompt", format("token ids must be whole numbers below %ld", vocab_size));
     ids.push_back(id.get<int32_t>());
   }
   return ids;
@@ -121,9 +119,9 @@ std::optional<int64_t> target_of(const JsonFields& fields, const ServedModel& mo
   if (!model.budgets.contains(target))
     fields.fail(
         "target_experts",
-        format("the threshold of %lld experts is not kept, and the text of the others is missing; start "
+        format("the threshold of %ld experts is not kept, and the text of the others is missing; start "
                "dtopp serve with --calibration TEXT",
-               static_cast<long long>(target)));
+               target));
   return target;
 }
 
@@ -135,10 +133,9 @@ void check_lengths(const JsonFields& fields, const CompletionRequest& request, c
     const auto tokens = static_cast<int64_t>(prompt.size()) + request.max_tokens;
     if (tokens > model.sequence_length)
       fields.fail("max_tokens",
-                  format("the prompt's %zu tokens and max_tokens %lld exceed the model's sequence length "
-                         "of %lld",
-                         prompt.size(), static_cast<long long>(request.max_tokens),
-                         static_cast<long long>(model.sequence_length)));
+                  format("the prompt's %zu tokens and max_tokens %ld exceed the model's sequence length "
+                         "of %ld",
+                         prompt.size(), request.max_tokens, model.sequence_length));
   }
 }
 

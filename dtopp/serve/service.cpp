@@ -7,7 +7,6 @@
 
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
-#include "dtopp/serve/completion.h"
 #include "dtopp/serve/playground_files.h"
 
 namespace dtopp::serve {
@@ -121,11 +120,10 @@ void Service::complete(const http::Request& request, const std::shared_ptr<http:
     for (const inference::SequenceInput& sequence : sequences) {
       const int64_t needed = inference::Scheduler::reservation(sequence);
       if (needed > scheduler_.limits().cache_tokens)
-        throw ApiError(
-            400,
-            format("max_tokens: the request needs a cache of %lld tokens, and --kv-tokens is %lld",
-                   static_cast<long long>(needed), static_cast<long long>(scheduler_.limits().cache_tokens)),
-            "max_tokens");
+        throw ApiError(400,
+                       format("max_tokens: the request needs a cache of %ld tokens, and --kv-tokens is %ld",
+                              needed, scheduler_.limits().cache_tokens),
+                       "max_tokens");
     }
     completion = std::make_shared<Completion>(std::move(read), model_, tokenizer_, metrics_, exchange);
     using enum inference::Scheduler::Admission;

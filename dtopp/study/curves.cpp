@@ -1,13 +1,12 @@
 #include "dtopp/study/curves.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 
 namespace dtopp::study {
@@ -78,25 +77,11 @@ std::vector<double> common_x(const std::vector<Points>& runs) {
 
 nlohmann::ordered_json numbers(const Curve& curve, std::optional<double> Interval::*part) {
   auto list = nlohmann::ordered_json::array();
-  for (const Interval& y : curve.y) {
-    const std::optional<double>& value = y.*part;
-    list.push_back(value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json());
-  }
+  for (const Interval& y : curve.y) list.push_back(number_json(y.*part));
   return list;
 }
 
 }  // namespace
-
-std::string to_text(CurveAxis axis) {
-  switch (axis) {
-    case CurveAxis::kTokens:
-      return "tokens";
-    case CurveAxis::kActiveFlops:
-      return "active_flops";
-    default:
-      return "seconds";
-  }
-}
 
 Points points_of(const runs::RunHistory& history, const std::string& measure, CurveAxis axis) {
   const auto found = history.series.find(measure);
@@ -168,7 +153,7 @@ void write_curves(const Study& study, const std::vector<StudyRun>& runs,
         json["curves"].push_back({{"variant", study.variants[position.second].name},
                                   {"grid", to_json(study.points[position.first])},
                                   {"measure", measure},
-                                  {"axis", to_text(axis)},
+                                  {"axis", enum_name(axis)},
                                   {"n", curve.y.front().n},
                                   {"x", curve.x},
                                   {"mean", numbers(curve, &Interval::mean)},

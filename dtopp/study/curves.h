@@ -4,8 +4,8 @@
 
 #include <array>
 #include <map>
-#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dtopp/runs/run_history.h"
@@ -15,8 +15,9 @@ namespace dtopp::study {
 
 enum class CurveAxis { kTokens, kActiveFlops, kSeconds };
 
-// "tokens", "active_flops", "seconds"
-std::string to_text(CurveAxis axis);
+constexpr auto enum_names(CurveAxis) {
+  return std::to_array<std::string_view>({"tokens", "active_flops", "seconds"});
+}
 
 struct Points {
   std::vector<double> x, y;

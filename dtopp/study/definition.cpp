@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
-#include "dtopp/config/config.h"
 
 namespace dtopp::study {
 namespace {
@@ -40,8 +40,9 @@ struct SeedsByVariant {
 
 using Kind = config::ConfigNode::Kind;
 
-[[noreturn]] void fail(const config::ConfigNode& node, const std::string& cause) {
-  throw UsageError(node.location() + ": " + cause);
+template <class... Parts>
+[[noreturn]] void fail(const config::ConfigNode& node, const Parts&... cause) {
+  throw UsageError(node.location(), ": ", cause...);
 }
 
 // Appends the settings of a mapping. {routing.method: top_k} and {routing: {method: top_k}} are one setting
@@ -180,14 +181,8 @@ class Claims {
   void share(const std::string& key, const std::string& owner) { claims_.emplace_back(key, owner); }
   void refuse(const std::string& key, const std::string& location) const {
     for (const auto& [claimed, owner] : claims_) {
-      if (!overlap(key, claimed)) continue;
-      std::string message = location;
-      message.append(": ")
-          .append(key)
-          .append(": conflicts with the value that ")
-          .append(owner)
-          .append(" sets; remove one");
-      throw UsageError(message);
+      if (overlap(key, claimed))
+        throw UsageError(location, ": ", key, ": conflicts with the value that ", owner, " sets; remove one");
     }
   }
 
@@ -217,9 +212,8 @@ std::vector<GridPoint> points_of(const Axes& grid, const Axes& zip) {
   const Axis& first = zip.all.front();
   for (const Axis& axis : zip.all) {
     if (axis.values.size() != first.values.size())
-      throw UsageError(axis.location + ": zip: " + axis.key + " has " + std::to_string(axis.values.size()) +
-                       " values and " + first.key + " " + std::to_string(first.values.size()) +
-                       "; lists of zip must have equal lengths");
+      throw UsageError(axis.location, ": zip: ", axis.key, " has ", axis.values.size(), " values and ",
+                       first.key, " ", first.values.size(), "; lists of zip must have equal lengths");
   }
   multiply(first.values.size(), [&](GridPoint& point, size_t i) {
     for (const Axis& axis : zip.all) point.push_back({axis.key, axis.values[i]});
@@ -230,7 +224,7 @@ std::vector<GridPoint> points_of(const Axes& grid, const Axes& zip) {
 template <class T>
 void require_distinct(const std::vector<T>& values, const std::string& location, const std::string& key) {
   if (std::set<T>(values.begin(), values.end()).size() != values.size())
-    throw UsageError(location + ": " + key + ": holds the same entry twice");
+    throw UsageError(location, ": ", key, ": holds the same entry twice");
 }
 
 constexpr std::string_view kVariants = "variants";
@@ -259,7 +253,7 @@ Variant& find_variant(std::vector<Variant>& variants, const std::string& name, c
   const auto found = std::ranges::find(variants, name, &Variant::name);
   if (found != variants.end()) return *found;
   const auto names = names_of(variants);
-  throw UsageError(where + ": no variant is named " + config::quote_for_message(name) + "; " +
+  throw UsageError(where, ": no variant is named ", config::quote_for_message(name), "; ",
                    config::suggest(name, names, "the variants are", names));
 }
 
@@ -269,7 +263,7 @@ void select_variants(std::vector<Variant>& variants, const std::string& argument
   config::apply_override(tree, argument);
   std::vector<std::string> names;
   config::detail::read_value(*tree.find(kVariants), std::string(kVariants), names);
-  if (names.empty()) throw UsageError(tree.find(kVariants)->location() + ": names no variant");
+  if (names.empty()) throw UsageError(tree.find(kVariants)->location(), ": names no variant");
   for (Variant& variant : variants) variant.runs = false;
   for (const std::string& name : names)
     find_variant(variants, name, tree.find(kVariants)->location()).runs = true;
@@ -310,7 +304,7 @@ void assign_seeds(DefinitionFields& file, const std::vector<int64_t>& seeds, con
     find_variant(file.variants.all, name, where).only = own;
     for (const int64_t seed : own) {
       if (std::ranges::find(seeds, seed) == seeds.end())
-        throw UsageError(where + "." + name + ": " + std::to_string(seed) + " is no seed of the study");
+        throw UsageError(where, ".", name, ": ", seed, " is no seed of the study");
     }
   }
 }
@@ -322,9 +316,9 @@ void check_comparisons(const DefinitionFields& file, std::vector<Variant>& varia
       if (!name->empty()) find_variant(variants, *name, where);
     }
     if (std::ranges::find(file.measure, planned.measure) == file.measure.end())
-      throw UsageError(where + ": " + planned.measure + " is no measure of the study; add it to measure");
+      throw UsageError(where, ": ", planned.measure, " is no measure of the study; add it to measure");
     if (!file.grid.all.empty() || !file.zip.all.empty())
-      throw UsageError(where + ": a study with a grid or zip has no single difference of two variants");
+      throw UsageError(where, ": a study with a grid or zip has no single difference of two variants");
   }
   std::vector<std::string> names;
   for (const PlannedComparison& planned : file.compare.all) names.push_back(planned.name);
@@ -333,7 +327,7 @@ void check_comparisons(const DefinitionFields& file, std::vector<Variant>& varia
 
 void check(const DefinitionFields& file, const config::ConfigNode& tree) {
   const auto require = [&](bool is_there, const char* key, const char* what) {
-    if (!is_there) throw UsageError(config::location_of(tree, key) + ": " + key + ": " + what);
+    if (!is_there) throw UsageError(config::location_of(tree, key), ": ", key, ": ", what);
   };
   require(!file.base.empty(), "base", "is missing; name the configuration that all runs share");
   require(!file.measure.empty(), "measure",
@@ -349,7 +343,7 @@ void refuse_run(const config::ConfigNode& tree) {
   if (tree.find("measure") != nullptr) return;
   for (const char* key : {"model", "routing", "optimizer", "data", "training"}) {
     if (const config::ConfigNode* node = tree.find(key))
-      throw UsageError(node->location() + ": " + key +
+      throw UsageError(node->location(), ": ", key,
                        ": belongs to the configuration of a run, not to a study; use dtopp train");
   }
 }
@@ -425,22 +419,13 @@ using Kind = config::ConfigNode::Kind;
 
 constexpr size_t kLongestName = 100;
 
-std::string hash_text(const std::string& text) {
-  return hash_bytes(std::as_bytes(std::span(text.data(), text.size())));
-}
-
-bool is_safe(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-         std::string_view("-_.").find(c) != std::string_view::npos;
-}
-
 // Makes `raw` safe as part of a file name. A name that was changed or truncated ends with a checksum of
 // `raw`.
 std::string safe_name(const std::string& raw) {
   std::string name = raw.substr(0, kLongestName);
-  for (char& c : name) c = is_safe(c) ? c : '_';
+  for (char& c : name) c = is_plain(c) ? c : '_';
   if (name.front() == '.' || name.front() == '-') name.front() = '_';
-  return name == raw ? name : name + "-" + hash_text(raw).substr(0, kShortHash);
+  return name == raw ? name : name + "-" + hash_bytes(std::as_bytes(std::span(raw))).substr(0, kShortHash);
 }
 
 std::string name_of(const Variant& variant, const GridPoint& point) {
@@ -479,7 +464,7 @@ config::RunConfig resolve(const Study& study, size_t variant, size_t point) {
 void check_held_out_measure(const std::string& measure, const std::string& location,
                             const config::DataConfig& data) {
   if (measure == "val/mixture_loss" && data.mixture_shares().empty())
-    throw UsageError(location +
+    throw UsageError(location,
                      "needs weights in data.train, and a source in data.validation with the name of each of "
                      "its sources");
   constexpr size_t kPrefix = std::string_view("val/").size();
@@ -490,7 +475,7 @@ void check_held_out_measure(const std::string& measure, const std::string& locat
   const auto names =
       data.validates_by_source() ? config::source_names(data.validation) : std::vector<std::string>();
   if (std::ranges::find(names, source) == names.end())
-    throw UsageError(location + "no source of data.validation has the name " + source);
+    throw UsageError(location, "no source of data.validation has the name ", source);
 }
 
 void check_measures(const Study& study, const config::RunConfig& config) {
@@ -498,10 +483,10 @@ void check_measures(const Study& study, const config::RunConfig& config) {
   for (const std::string& measure : study.measures) {
     const std::string location = study.file.string() + ": measure: " + measure + ": ";
     if (measure.starts_with("val/") && (!validates || config.data.validation.empty()))
-      throw UsageError(location + "the runs do not validate; set data.validation and validation.every");
+      throw UsageError(location, "the runs do not validate; set data.validation and validation.every");
     if (measure.starts_with("val/")) check_held_out_measure(measure, location, config.data);
     if (measure.starts_with("eval/") && (!validates || config.validation.tasks.empty()))
-      throw UsageError(location + "the runs evaluate no tasks; set validation.tasks and validation.every");
+      throw UsageError(location, "the runs evaluate no tasks; set validation.tasks and validation.every");
   }
 }
 
@@ -554,7 +539,7 @@ std::string hash_of(const config::RunConfig& config) {
     if (is_measured(key) && !left_out.contains({key, value}))
       text.append(key).append(": ").append(value).append("\n");
   }
-  return hash_text(text);
+  return hash_bytes(std::as_bytes(std::span(text)));
 }
 
 std::vector<std::string> changed_keys(const config::RunConfig& before, const config::RunConfig& now) {
@@ -575,16 +560,15 @@ std::vector<StudyRun> expand(const Study& study) {
       run.name = name_of(study.variants[variant], study.points[point]);
       const auto [other, is_new] = variant_of.emplace(run.name, study.variants[variant].name);
       if (!is_new)
-        throw UsageError(study.file.string() + ": runs of variants " +
-                         config::quote_for_message(other->second) + " and " +
-                         config::quote_for_message(study.variants[variant].name) +
-                         " would share the folder " + run.name + "-seedN; rename one");
+        throw UsageError(study.file, ": runs of variants ", config::quote_for_message(other->second), " and ",
+                         config::quote_for_message(study.variants[variant].name), " would share the folder ",
+                         run.name, "-seedN; rename one");
     }
   }
   std::vector<int64_t> seeds = study.seeds;
   if (seeds.empty()) seeds.push_back(first.front().config.training.seed);
   if (first.size() * seeds.size() > kMaxStudyRuns)
-    throw UsageError(study.file.string() + ": more than " + std::to_string(kMaxStudyRuns) + " runs");
+    throw UsageError(study.file, ": more than ", kMaxStudyRuns, " runs");
   std::vector<StudyRun> runs;
   for (const int64_t seed : seeds) {
     for (StudyRun run : first) {

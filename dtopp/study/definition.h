@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -100,8 +99,7 @@ void visit_fields(config::SectionOf<PlannedComparison> auto& config, auto&& fiel
   field("family", config.family);
 }
 
-// Expands a study into its runs: every variant at every grid point with every seed.
-
+// A variant at a grid point with a seed.
 struct StudyRun {
   size_t variant = 0;  // index into Study::variants
   size_t point = 0;    // index into Study::points

@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cmath>
 #include <iterator>
-#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -36,19 +35,12 @@ ordered_json list_of(const std::vector<double>& values) {
   return list;
 }
 
-std::vector<double> values_of(const nlohmann::json& list) {
-  std::vector<double> values;
-  for (const nlohmann::json& value : list)
-    values.push_back(value.is_null() ? std::nan("") : value.get<double>());
-  return values;
-}
-
 ordered_json curves_json(const RunCurves& curves) {
   auto json = ordered_json::object();
   for (const auto& [measure, curve] : curves) {
     json[measure]["value"] = list_of(curve.value);
     for (size_t axis = 0; axis < curve.x.size(); ++axis)
-      json[measure][to_text(static_cast<CurveAxis>(axis))] = list_of(curve.x[axis]);
+      json[measure][enum_name(static_cast<CurveAxis>(axis))] = list_of(curve.x[axis]);
   }
   return json;
 }
@@ -70,7 +62,7 @@ ordered_json row_json(const LedgerRow& row) {
                        {"made_by", row.made_by},
                        {"curves", curves_json(row.curves)}};
   for (const auto& [measure, value] : row.values) {
-    json["values"][measure] = value.value ? ordered_json(*value.value) : ordered_json();
+    json["values"][measure] = number_json(value.value);
     if (value.diverged) json["diverged"].push_back(measure);
   }
   return json;
@@ -95,11 +87,11 @@ LedgerRow row_of(const nlohmann::json& json) {
   for (const nlohmann::json& measure : json.at("diverged")) row.values[measure].diverged = true;
   for (const auto& [measure, curve] : json.at("curves").items()) {
     RunCurve& own = row.curves[measure];
-    own.value = values_of(curve.at("value"));
+    own.value = numbers_of(curve.at("value"));
     for (size_t axis = 0; axis < own.x.size(); ++axis) {
-      own.x[axis] = values_of(curve.at(to_text(static_cast<CurveAxis>(axis))));
+      own.x[axis] = numbers_of(curve.at(enum_name(static_cast<CurveAxis>(axis))));
       if (!own.x[axis].empty() && own.x[axis].size() != own.value.size())
-        throw DataError(row.run + ": " + measure + ": lists of a curve differ in length");
+        throw DataError(row.run, ": ", measure, ": lists of a curve differ in length");
     }
   }
   return row;
@@ -143,7 +135,7 @@ Ledger::Ledger(std::filesystem::path file) : file_(std::move(file)) {
       }
     }
   } catch (const nlohmann::json::exception& error) {
-    throw DataError(file_.string() + ": is not a ledger: " + error.what());
+    throw DataError(file_, ": is not a ledger: ", error.what());
   }
 }
 

@@ -64,12 +64,11 @@ class Ledger {
   std::vector<LedgerRow> rows_;  // the last row of a run is the current one
 };
 
-// Keeps the ledger of a study up to date: takes finished runs from it, and adds those that finish.
-
 // Returns facts about the machine that trained a run ("device", "cpu", "version").
 using DescribeMachine = std::map<std::string, std::string> (*)(const config::RunConfig& config);
 
-// Does nothing for a study without a ledger. The arguments must outlive this object.
+// Keeps the ledger of a study up to date: takes finished runs from it, and adds those that finish. Does
+// nothing for a study without a ledger. The arguments must outlive this object.
 class LedgerKeeper {
  public:
   // Throws as Ledger.

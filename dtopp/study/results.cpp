@@ -4,7 +4,6 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <map>
 
 #include <nlohmann/json.hpp>
 
@@ -512,23 +511,19 @@ namespace {
 
 using nlohmann::ordered_json;
 
-ordered_json number(const std::optional<double>& value) {
-  return value ? ordered_json(*value) : ordered_json();
-}
-
 ordered_json run_json(const Study& study, const StudyRun& run, const RunRecord& record,
                       const std::vector<RunValue>& values) {
   ordered_json json = {{"variant", study.variants[run.variant].name},
                        {"grid", to_json(study.points[run.point])},
                        {"seed", run.seed},
                        {"path", run.directory.string()},
-                       {"status", to_text(record.status)},
+                       {"status", enum_name(record.status)},
                        {"values", ordered_json::object()},
                        {"diverged", ordered_json::array()},
                        {"config_hash", run.hash},
                        {"seconds", record.seconds}};
   for (size_t i = 0; i < values.size(); ++i) {
-    json["values"][study.measures[i]] = number(values[i].value);
+    json["values"][study.measures[i]] = number_json(values[i].value);
     if (values[i].diverged) json["diverged"].push_back(study.measures[i]);
   }
   if (!record.cause.empty()) json["cause"] = record.cause;
@@ -544,15 +539,15 @@ ordered_json row_json(const Study& study, const TableRow& row) {
                        {"notes", row.notes}};
   for (size_t i = 0; i < row.measures.size(); ++i) {
     const Comparison& comparison = row.measures[i];
-    json["values"][study.measures[i]] = {{"mean", number(comparison.values.mean)},
-                                         {"half_width", number(comparison.values.half_width)},
+    json["values"][study.measures[i]] = {{"mean", number_json(comparison.values.mean)},
+                                         {"half_width", number_json(comparison.values.half_width)},
                                          {"n", comparison.values.n},
                                          {"diverged", comparison.diverged}};
     if (!comparison.difference) continue;
-    json["difference"][study.measures[i]] = {{"mean", number(comparison.difference->mean)},
-                                             {"half_width", number(comparison.difference->half_width)},
-                                             {"p", number(comparison.difference->p)},
-                                             {"p_holm", number(comparison.p_holm)},
+    json["difference"][study.measures[i]] = {{"mean", number_json(comparison.difference->mean)},
+                                             {"half_width", number_json(comparison.difference->half_width)},
+                                             {"p", number_json(comparison.difference->p)},
+                                             {"p_holm", number_json(comparison.p_holm)},
                                              {"n", comparison.difference->n}};
   }
   return json;
@@ -565,18 +560,18 @@ ordered_json comparison_json(const ComparisonResult& result) {
   if (planned.is_ratio()) {
     json["over"] = {{"of", planned.over.of}, {"less", planned.over.less}};
     json["n"] = result.ratio.n;
-    json["ratio"] = number(result.ratio.ratio);
-    json["low"] = number(result.ratio.low);
-    json["high"] = number(result.ratio.high);
+    json["ratio"] = number_json(result.ratio.ratio);
+    json["low"] = number_json(result.ratio.low);
+    json["high"] = number_json(result.ratio.high);
   } else {
     const PairedDifference& difference = result.difference;
     json["n"] = difference.n;
-    json["mean"] = number(difference.mean);
-    json["half_width"] = number(difference.half_width);
-    json["std"] = number(difference.standard_deviation);
-    json["t"] = number(result.t);
-    json["p"] = number(difference.p);
-    json["p_holm"] = number(result.p_holm);
+    json["mean"] = number_json(difference.mean);
+    json["half_width"] = number_json(difference.half_width);
+    json["std"] = number_json(difference.standard_deviation);
+    json["t"] = number_json(result.t);
+    json["p"] = number_json(difference.p);
+    json["p_holm"] = number_json(result.p_holm);
   }
   json["verdicts"] = result.verdicts;
   json["note"] = result.note;

@@ -85,7 +85,6 @@ class ResultsReader {
   std::map<size_t, std::vector<RunValue>> given_;
 };
 
-// Computes the table from the values of the runs.
 std::vector<TableRow> make_rows(const Study& study, const std::vector<StudyRun>& runs,
                                 const std::vector<RunRecord>& records,
                                 const std::vector<std::vector<RunValue>>& values);
@@ -110,8 +109,6 @@ std::string latex_table(const Study& study, const std::vector<TableRow>& rows);
 std::string with_half_width(const std::optional<double>& mean, const std::optional<double>& half_width,
                             bool with_sign = false);
 
-// Writes the results of a study to study.json, table.md, table.csv and table.tex.
-
 // Returns study.json:
 //
 //   {"study", "measure": [], "baseline",
@@ -131,7 +128,7 @@ std::string study_json(const Study& study, const std::vector<StudyRun>& runs,
 // Returns table.md: the table, and the table of the planned comparisons.
 std::string markdown_results(const Study& study, const StudyResults& results);
 
-// Writes the four files to the study's output directory, each atomically.
+// Writes study.json, table.md, table.csv and table.tex to the study's output directory, each atomically.
 void write_result_files(const Study& study, const std::vector<StudyRun>& runs,
                         const std::vector<RunRecord>& records, const StudyResults& results);
 

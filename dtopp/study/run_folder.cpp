@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <charconv>
-#include <string_view>
 
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/runs/run_directory.h"
 
@@ -79,24 +79,12 @@ std::string move_aside(const StudyRun& run, const Content& content) {
 
 RunStatus status_of(const JsonFields& fields) {
   const std::string text = fields.text("status");
-  for (const RunStatus status : {RunStatus::kPending, RunStatus::kDone, RunStatus::kFailed}) {
-    if (text == to_text(status)) return status;
-  }
-  fields.fail("status", "expected pending, done or failed, got '" + text + "'");
+  const auto status = enum_named<RunStatus>(text);
+  if (!status) fields.fail("status", "expected pending, done or failed, got '", text, "'");
+  return *status;
 }
 
 }  // namespace
-
-std::string to_text(RunStatus status) {
-  switch (status) {
-    case RunStatus::kDone:
-      return "done";
-    case RunStatus::kFailed:
-      return "failed";
-    default:
-      return "pending";
-  }
-}
 
 std::string to_text(const AfterCommand& command) { return command.name + ": " + command.line; }
 
@@ -135,7 +123,7 @@ bool holds_run(const fs::path& directory, const std::string& hash) {
 
 void write_record(const StudyRun& run, const RunRecord& record) {
   nlohmann::ordered_json json = {
-      {"config_hash", run.hash}, {"status", to_text(record.status)}, {"seconds", record.seconds}};
+      {"config_hash", run.hash}, {"status", enum_name(record.status)}, {"seconds", record.seconds}};
   if (!record.cause.empty()) json["cause"] = record.cause;
   if (!record.after.empty()) json["after"] = record.after;
   write_file_atomically(record_of(run.directory), dump_json(json, 2) + "\n");

@@ -6,7 +6,9 @@
 //   <run>/after/NAME.json  the result of a command after the run; its output is in NAME.log
 #pragma once
 
+#include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dtopp/study/definition.h"
@@ -15,8 +17,9 @@ namespace dtopp::study {
 
 enum class RunStatus { kPending, kDone, kFailed };
 
-// "pending", "done", "failed"
-std::string to_text(RunStatus status);
+constexpr auto enum_names(RunStatus) {
+  return std::to_array<std::string_view>({"pending", "done", "failed"});
+}
 
 struct RunRecord {
   RunStatus status = RunStatus::kPending;

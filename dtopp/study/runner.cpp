@@ -23,6 +23,11 @@ namespace {
 
 constexpr auto kLineElsewhere = std::chrono::seconds(60);
 
+// The share of the run's steps that its folder holds.
+double share_done(const StudyRun& run) {
+  return std::min(1.0, static_cast<double>(last_step(run)) / static_cast<double>(run.config.training.steps));
+}
+
 }  // namespace
 
 StudyProgress::StudyProgress(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
@@ -47,9 +52,7 @@ bool StudyProgress::counts(size_t index) const {
 }
 
 double StudyProgress::done_share(size_t index) const {
-  if (records_[index].status != RunStatus::kPending) return 1;
-  const auto steps = static_cast<double>(runs_[index].config.training.steps);
-  return std::min(1.0, static_cast<double>(last_step(runs_[index])) / steps);
+  return records_[index].status != RunStatus::kPending ? 1 : share_done(runs_[index]);
 }
 
 double StudyProgress::cost_done() const {
@@ -172,9 +175,7 @@ std::optional<std::vector<std::string>> StudyRunner::next() {
 
 double StudyRunner::cost_left(size_t index) const {
   if (records_[index].status == RunStatus::kDone) return 0;
-  const double done =
-      static_cast<double>(last_step(runs_[index])) / static_cast<double>(runs_[index].config.training.steps);
-  return options_.costs[index] * std::clamp(1 - done, 0.0, 1.0);
+  return options_.costs[index] * (1 - share_done(runs_[index]));
 }
 
 bool StudyRunner::fits(size_t index) const {
@@ -227,8 +228,8 @@ void StudyRunner::start(Running run, std::vector<std::string> words) {
   run.process = launch::start_child(child);
   const int error = errno;
   if (run.process < 0)
-    throw ResourceError("cannot start run " + runs_[run.index].name + ": " +
-                        std::generic_category().message(error) + "; lower --slots");
+    throw ResourceError("cannot start run ", runs_[run.index].name, ": ",
+                        std::generic_category().message(error), "; lower --slots");
   running_.push_back(std::move(run));
 }
 
@@ -289,12 +290,6 @@ constexpr double kHour = 3600;
 constexpr double kStart = 2;               // seconds from a run's start to its first step
 constexpr double kForwardShare = 1.0 / 3;  // share of a training step's FLOPs
 
-double share_left(const StudyRun& run, const RunRecord& record) {
-  if (record.status == RunStatus::kDone || !run.selected) return 0;
-  const double done = static_cast<double>(last_step(run)) / static_cast<double>(run.config.training.steps);
-  return std::clamp(1 - done, 0.0, 1.0);
-}
-
 std::string forecast_line(int width, const std::string& name, const std::string& status,
                           const std::string& steps, const std::string& flops, const std::string& hours) {
   return format("%-*s  %-8s%10s%10s%10s\n", width, name.c_str(), status.c_str(), steps.c_str(), flops.c_str(),
@@ -343,11 +338,12 @@ std::string forecast_table(const std::vector<StudyRun>& runs, const std::vector<
   double flops = 0;
   double seconds = 0;
   for (size_t i = 0; i < runs.size(); ++i) {
-    const double left = costs[i].flops * share_left(runs[i], records[i]);
+    const bool is_left = records[i].status != RunStatus::kDone && runs[i].selected;
+    const double left = is_left ? costs[i].flops * (1 - share_done(runs[i])) : 0;
     const double time = left > 0 ? kStart + left / (costs[i].matrix_rate * reached.share) : 0;
     flops += left;
     seconds += time;
-    text += forecast_line(columns, runs[i].name, to_text(records[i].status),
+    text += forecast_line(columns, runs[i].name, enum_name(records[i].status),
                           std::to_string(runs[i].config.training.steps), format_count(left),
                           format("%.3g", time / kHour));
   }

@@ -17,7 +17,6 @@
 
 namespace dtopp::study {
 // Shows the progress of a study on standard error while it runs.
-
 class StudyProgress {
  public:
   // `costs` holds one cost per run; progress is their completed share. The vectors must outlive this object.
@@ -127,8 +126,6 @@ class StudyRunner {
   double seconds_of_ended_ = 0, cost_of_ended_ = 0;  // of the training processes that have succeeded
   launch::SignalPipe signals_;
 };
-
-// Estimates the cost of a study: FLOPs and hours per run.
 
 // The cost of all training and validation of a run.
 struct RunCost {

@@ -1,6 +1,5 @@
 #include "dtopp/study/statistics.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>

@@ -62,8 +62,6 @@ RatioInterval paired_ratio(std::span<const double> numerator, std::span<const do
 // Source: Holm 1979
 std::vector<double> holm(const std::vector<double>& p);
 
-// Computes a run's value of a measure, and compares runs that differ only in their seed with a baseline.
-
 // The value of a measure in one run. A run whose last value is not finite has diverged and has no value.
 struct RunValue {
   std::optional<double> value = std::nullopt;

@@ -48,27 +48,20 @@ std::string name_of(const Json& row) {
   return name;
 }
 
-std::vector<double> numbers(const Json& array) {
-  std::vector<double> values;
-  for (const Json& value : array)
-    values.push_back(value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>());
-  return values;
-}
-
 std::vector<StudyCurve> read_curves(const fs::path& file) {
   const Json json = parse_json(read_file(file), file.string());
   std::vector<StudyCurve> curves;
   try {
     for (const Json& curve : json.at("curves")) {
       curves.push_back({name_of(curve), curve.at("measure"), curve.at("axis"),
-                        static_cast<size_t>(integer_of(curve.at("n"))), numbers(curve.at("x")),
-                        numbers(curve.at("mean")), numbers(curve.at("half_width"))});
+                        static_cast<size_t>(integer_of(curve.at("n"))), numbers_of(curve.at("x")),
+                        numbers_of(curve.at("mean")), numbers_of(curve.at("half_width"))});
       const StudyCurve& made = curves.back();
       if (made.mean.size() != made.x.size() || made.half_width.size() != made.x.size())
-        throw DataError(file.string() + ": " + made.row + ": x, mean and half_width differ in length");
+        throw DataError(file, ": ", made.row, ": x, mean and half_width differ in length");
     }
   } catch (const Json::exception& error) {
-    throw DataError(file.string() + ": is not a study's curves.json: " + error.what());
+    throw DataError(file, ": is not a study's curves.json: ", error.what());
   }
   return curves;
 }
@@ -99,7 +92,7 @@ StudyFile read_study_file(const fs::path& path) {
                             row.value("notes", std::vector<std::string>())});
     }
   } catch (const Json::exception& error) {
-    throw DataError(file.string() + ": is not a study.json file: " + error.what());
+    throw DataError(file, ": is not a study.json file: ", error.what());
   }
   if (path_kind(file.parent_path() / kCurvesFile) == PathKind::kFile)
     study.curves = read_curves(file.parent_path() / kCurvesFile);

@@ -44,15 +44,14 @@ void require_replaceable(const fs::path& file, const EvaluatedModel& model, cons
     stored = read_model(json);
     same_data = of_same_data(json, measured);
   } catch (const std::exception&) {  // of the reader, or of a member
-    throw UsageError(file.string() +
+    throw UsageError(file,
                      ": exists and holds no results of `dtopp evaluate`; name another file, or a folder");
   }
   if (stored != model)
-    throw UsageError(file.string() + ": holds the results of " + label_of(stored) + ", but these are of " +
-                     label_of(model) + "; name another file, or a folder");
+    throw UsageError(file, ": holds the results of ", label_of(stored), ", but these are of ",
+                     label_of(model), "; name another file, or a folder");
   if (!same_data)
-    throw UsageError(file.string() +
-                     ": holds the results of other data or of other options; name another file");
+    throw UsageError(file, ": holds the results of other data or of other options; name another file");
 }
 
 void read_tasks(const Json& tasks, Evaluation& evaluation) {
@@ -153,7 +152,7 @@ fs::path results_file(const fs::path& output, const std::string& kind, const Eva
                       const Json& measured) {
   fs::path file = output;
   if (!output.has_filename() || path_kind(output) == PathKind::kDirectory) {
-    const std::string step = format("-step-%08lld", static_cast<long long>(model.step));
+    const std::string step = format("-step-%08ld", model.step);
     const std::string experts =
         model.target_experts > 0 ? "-experts-" + format("%g", model.target_experts) : "";
     file /= kind + step + experts + (model.in_bf16 ? "-bf16" : "") + ".json";

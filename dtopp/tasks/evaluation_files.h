@@ -7,7 +7,6 @@
 #include <map>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>

@@ -4,7 +4,6 @@
 #include <bit>
 #include <optional>
 #include <random>
-#include <string>
 
 #include "dtopp/base/errors.h"
 
@@ -127,8 +126,8 @@ std::vector<std::vector<int64_t>> draw_exemplars(int64_t num_items, int64_t shot
   std::vector<std::vector<int64_t>> exemplars(static_cast<size_t>(count));
   if (shots == 0) return exemplars;
   if (num_items < kFewestItemsWithExemplars)
-    throw DataError("a data set has " + std::to_string(num_items) +
-                    " items; drawing examples needs at least " + std::to_string(kFewestItemsWithExemplars));
+    throw DataError("a data set has ", num_items, " items; drawing examples needs at least ",
+                    kFewestItemsWithExemplars);
   const auto bound = static_cast<uint32_t>(num_items);
   PythonSeed seed{kSeed};
   std::mt19937 generator(seed);
@@ -184,10 +183,8 @@ std::vector<Ids> encode_all(const data::Tokenizer& tokenizer, const std::vector<
   return ids;
 }
 
-// The last `room` ids of preamble and context together.
-Ids last_ids(const Ids& preamble, const Ids& context, int64_t room) {
-  const auto size = static_cast<int64_t>(preamble.size() + context.size());
-  const int64_t cut = std::max<int64_t>(0, size - room);
+// The ids of preamble and context together, without the first `cut`.
+Ids last_ids(const Ids& preamble, const Ids& context, int64_t cut) {
   const int64_t cut_preamble = std::min(cut, static_cast<int64_t>(preamble.size()));
   Ids ids(preamble.begin() + cut_preamble, preamble.end());
   ids.insert(ids.end(), context.begin() + (cut - cut_preamble), context.end());
@@ -203,15 +200,14 @@ void add_contexts(Request& request, const Ids& preamble, const std::vector<Ids>&
     const size_t continuation = request.continuations.empty() ? 0 : request.continuations[choice].size();
     const int64_t room = kMaxPromptTokens - request.max_new_tokens - static_cast<int64_t>(continuation);
     if (room < 1)
-      throw DataError("item " + std::to_string(request.index) +
-                      ": its continuation leaves no tokens for a context in " +
-                      std::to_string(kMaxPromptTokens) + " tokens");
+      throw DataError("item ", request.index, ": its continuation leaves no tokens for a context in ",
+                      kMaxPromptTokens, " tokens");
     const auto size = static_cast<int64_t>(preamble.size() + context.size());
     const int64_t cut = std::max<int64_t>(0, size - room);
     if (choice == 0) shared_cut = cut;
     shared = shared && cut == shared_cut;
     request.cut_tokens.push_back(cut);
-    request.contexts.push_back(last_ids(preamble, context, room));
+    request.contexts.push_back(last_ids(preamble, context, cut));
   }
   if (!shared) return;
   request.contexts.resize(1);

@@ -48,7 +48,6 @@ struct Request {
   int64_t max_new_tokens = 0;                       // generation only
 
   size_t num_sequences() const { return continuations.empty() ? 1 : continuations.size(); }
-  // The context of a choice.
   const std::vector<int32_t>& context(size_t choice) const {
     return contexts[contexts.size() == 1 ? 0 : choice];
   }

@@ -1,13 +1,7 @@
 #include "dtopp/tasks/results.h"
 
-#include <algorithm>
-#include <cmath>
-#include <span>
 #include <stdexcept>
-#include <string>
 #include <system_error>
-
-#include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
@@ -118,9 +112,8 @@ ordered_json to_json(std::span<const TaskResult> results, std::span<const LongTa
 std::string format_left_out(std::span<const LongTask> left_out) {
   std::string lines;
   for (const LongTask& task : left_out) {
-    lines += format("%-20s left out: its longest prompt takes %lld tokens, the model's sequences have %lld\n",
-                    title_with_shots(task.task).c_str(), static_cast<long long>(task.longest),
-                    static_cast<long long>(task.sequence_length));
+    lines += format("%-20s left out: its longest prompt takes %ld tokens, the model's sequences have %ld\n",
+                    title_with_shots(task.task).c_str(), task.longest, task.sequence_length);
   }
   return lines;
 }
@@ -131,9 +124,9 @@ std::string format_table(std::span<const TaskResult> results, std::span<const Lo
   table += format("%-20s %9s %7s %8s %7s%s\n", "benchmark(shots)", "accuracy", "+-", "chance", "items",
                   has_experts ? "  experts" : "");
   for (const TaskResult& result : results) {
-    table += format("%-20s %9.1f %7.1f %8.1f %7lld", title_with_shots(result.task).c_str(),
+    table += format("%-20s %9.1f %7.1f %8.1f %7ld", title_with_shots(result.task).c_str(),
                     kPercent * result.accuracy, kPercent * result.standard_error,
-                    kPercent * result.task.chance(), static_cast<long long>(result.items));
+                    kPercent * result.task.chance(), result.items);
     if (has_experts) table += format(" %8.3f", result.experts.active_experts());
     if (has_perplexity(result)) table += format("  perplexity %.4g", result.perplexity());
     table += "\n";

@@ -1,12 +1,10 @@
 #include "dtopp/tasks/task.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <numeric>
-#include <string_view>
 #include <utility>
 
 #include "dtopp/base/errors.h"
@@ -65,7 +63,7 @@ constexpr std::array<Task, 13> kTasks = {{
 [[noreturn]] void throw_unknown_task(const std::string& name) {
   std::vector<std::string> known = {"all"};
   for (const Task& task : kTasks) known.emplace_back(task.name);
-  throw UsageError("--tasks: unknown task " + config::quote_for_message(name) + "; " +
+  throw UsageError("--tasks: unknown task ", config::quote_for_message(name), "; ",
                    config::suggest(name, known, "known tasks:", known));
 }
 
@@ -130,7 +128,7 @@ std::string text_of(const JsonFields& fields, const char* key) {
 std::vector<std::string> texts_of(const JsonFields& fields, const char* key, int64_t count) {
   std::vector<std::string> texts = fields.texts(key);
   if (!std::cmp_equal(texts.size(), count) || std::ranges::count(texts, "") > 0)
-    fields.fail(key, "must be an array of " + std::to_string(count) + " strings that are not empty");
+    fields.fail(key, "must be an array of ", count, " strings that are not empty");
   return texts;
 }
 
@@ -199,12 +197,12 @@ TaskFile read_task_file(const Task& task, const fs::path& path) {
     const std::string location = path.string() + ": line " + std::to_string(lines.line_number());
     try {
       if (lines.position().offset > kMaxFileBytes)
-        throw DataError(location + ": the file is too long for a task");
+        throw DataError(location, ": the file is too long for a task");
       const JsonFields fields(line, location);
       const std::string category = task.by_category ? strip(text_of(fields, "category")) : "";
       items[category].push_back(parse_item(task, fields));
     } catch (const DataError& error) {
-      throw DataError(std::string(error.what()) + "; " + kRemedy);
+      throw DataError(error.what(), "; ", kRemedy);
     }
   }
   TaskFile file;
@@ -220,13 +218,12 @@ std::vector<DataSet> load_task(const Task& task, const fs::path& directory) {
     TaskFile file = read_task_file(task, path);
     const std::string digest = digest_items(file.data_sets);
     if (digest != task.items_sha256 && file.blob_id != task.file_blob_id)
-      throw DataError(path.string() + ": its items have SHA-256 " + digest.substr(0, 16) +
-                      "…, the task's have " + std::string(task.items_sha256.substr(0, 16)) +
-                      "…: the file has changed; " + kRemedy);
+      throw DataError(path, ": its items have SHA-256 ", digest.substr(0, 16), "…, the task's have ",
+                      task.items_sha256.substr(0, 16), "…: the file has changed; ", kRemedy);
     return std::move(file.data_sets);
   }
   throw DataError(
-      (directory / task.name).string() + ".jsonl: no such file; " + kRemedy +
+      (directory / task.name).string(), ".jsonl: no such file; ", kRemedy,
       "; set --data, in a configuration validation.task_data, to its folder (validation.tasks=[] trains "
       "without tasks)");
 }

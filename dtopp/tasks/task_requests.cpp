@@ -1,7 +1,6 @@
 #include "dtopp/tasks/task_requests.h"
 
 #include <algorithm>
-#include <string>
 
 #include <nlohmann/json.hpp>
 
@@ -16,7 +15,7 @@ TaskRequests prepare_requests(const Task& task, const std::filesystem::path& dir
     try {
       prepared.requests.push_back(make_requests(task, data, tokenizer, limit));
     } catch (const DataError& error) {
-      throw DataError((directory / task.name).string() + ": " + error.what());
+      throw DataError((directory / task.name).string(), ": ", error.what());
     }
   }
   return prepared;
@@ -49,9 +48,8 @@ std::vector<LongTask> take_out_long_tasks(std::vector<TaskRequests>& tasks, std:
   }
   for (const LongTask& task : left_out) {
     if (left_out.size() < tasks.size() && !names_task(names, task.task)) continue;
-    throw UsageError(std::string(task.task.name) + ": its longest prompt takes " +
-                     std::to_string(task.longest) + " tokens, model.sequence_length is " +
-                     std::to_string(sequence_length) +
+    throw UsageError(task.task.name, ": its longest prompt takes ", task.longest,
+                     " tokens, model.sequence_length is ", sequence_length,
                      "; leave the task out, or train with longer sequences");
   }
   std::erase_if(tasks, [&](const TaskRequests& requests) {

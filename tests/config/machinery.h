@@ -9,10 +9,7 @@
 namespace local {
 
 enum class Colour { kRed, kGreen };
-constexpr auto enum_names(Colour /*type*/) {
-  return std::array<std::pair<Colour, std::string_view>, 2>{
-      {{Colour::kRed, "red"}, {Colour::kGreen, "green"}}};
-}
+constexpr auto enum_names(Colour) { return std::to_array<std::string_view>({"red", "green"}); }
 
 // A section whose fields depend on one of them.
 struct Paint {

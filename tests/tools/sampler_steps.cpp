@@ -26,8 +26,7 @@ class SineDenoiser final : public inference::Denoiser {
 
 void run(char** argv) {
   inference::SamplerOptions options;
-  for (const auto& [method, name] : enum_names(inference::SamplerMethod()))
-    if (name == argv[1]) options.method = method;
+  options.method = enum_named<inference::SamplerMethod>(argv[1]).value();
   options.steps = std::stoll(argv[2]);
   options.guidance = std::stod(argv[3]);
   options.guidance_begin = std::stod(argv[4]);

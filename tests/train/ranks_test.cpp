@@ -74,8 +74,7 @@ class RanksByMethodSlow : public Ranks, public testing::WithParamInterface<const
  protected:
   RanksByMethodSlow() {
     const std::string method = GetParam();
-    for (const auto& [value, name] : config::enum_names(config::RoutingMethod()))
-      if (method == name) config_.routing.method = value;
+    config_.routing.method = enum_named<config::RoutingMethod>(method).value_or(config_.routing.method);
     if (method == "top_k_bias" || config::may_select_none(config_.routing.method)) {
       config_.routing.normalization = config::Normalization::kNone;
       if (method != "top_k_bias") config_.routing.renormalize = config::Renormalize::kNo;

@@ -235,8 +235,9 @@ TEST(Trainer, results_read_late_are_the_same) {
 }
 
 TEST(TrainerSlow, learns_to_repeat_a_small_batch) {
-  for (const auto& [method, name] : config::enum_names(config::RoutingMethod())) {
+  for (const std::string_view name : config::enum_names(config::RoutingMethod())) {
     SCOPED_TRACE(name);
+    const auto method = enum_named<config::RoutingMethod>(name).value();
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
       config::RunConfig config = tiny();
       config.routing.method = method;

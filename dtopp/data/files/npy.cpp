@@ -2,12 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdint>
-#include <exception>
 #include <optional>
 #include <stdexcept>
-#include <string>
-#include <string_view>
 
 #include <archive.h>
 #include <archive_entry.h>
@@ -41,7 +37,7 @@ std::vector<int64_t> parse_shape(std::string_view text, const ByteReader& reader
     int64_t side = 0;
     const auto [after, error] = std::from_chars(at, end, side);
     if (error != std::errc() || side < 0 || shape.size() == 8)
-      reader.fail("shape " + std::string(text.substr(0, 40)) + ") is not a list of at most 8 sizes");
+      reader.fail("shape ", text.substr(0, 40), ") is not a list of at most 8 sizes");
     shape.push_back(side);
     at = after;
     while (at < end && (*at == ',' || *at == ' ')) ++at;
@@ -53,10 +49,10 @@ uint64_t header_size(ByteReader& reader) {
   const auto major = reader.read<uint8_t>();
   const auto minor = reader.read<uint8_t>();
   if (major < 1 || major > 3 || minor != 0)
-    reader.fail("NumPy format version " + std::to_string(major) + "." + std::to_string(minor) +
+    reader.fail("NumPy format version ", major, ".", minor,
                 " is not supported; only versions 1.0, 2.0 and 3.0 are");
   const uint64_t size = major == 1 ? reader.read<uint16_t>() : reader.read<uint32_t>();
-  if (size > kMaxHeaderBytes) reader.fail("a header of " + std::to_string(size) + " bytes is too large");
+  if (size > kMaxHeaderBytes) reader.fail("a header of ", size, " bytes is too large");
   return size;
 }
 
@@ -90,11 +86,9 @@ void require_npy_bytes(const ByteReader& reader, const std::vector<int64_t>& sha
     if (__builtin_mul_overflow(count, static_cast<uint64_t>(side), &count)) reader.fail("its size overflows");
   }
   if (count > remaining / element_bytes)
-    reader.fail("needs " + std::to_string(count) + " x " + std::to_string(element_bytes) + " bytes, has " +
-                std::to_string(remaining));
+    reader.fail("needs ", count, " x ", element_bytes, " bytes, has ", remaining);
   if (count * element_bytes != remaining)
-    reader.fail(std::to_string(remaining - count * element_bytes) + " bytes follow the array of " +
-                std::to_string(count));
+    reader.fail(remaining - count * element_bytes, " bytes follow the array of ", count);
 }
 
 namespace {
@@ -122,74 +116,59 @@ std::string npy_header(const std::string& dtype, const std::vector<int64_t>& sha
 
 }  // namespace
 
-struct NpzWriter::Impl {
-  OutputFile& file;
-  archive* zip = archive_write_new();
-  std::exception_ptr
-      error;             // thrown by `file`; stored because it must not pass through libarchive, which is C
-  uint64_t missing = 0;  // bytes that the current array still lacks
+NpzWriter::NpzWriter(OutputFile& file) : file_(file), zip_(archive_write_new()) {
+  if (zip_ == nullptr) throw std::bad_alloc();
+  check(archive_write_set_format_zip(zip_));
+  check(archive_write_zip_set_compression_store(zip_));
+  check(archive_write_set_bytes_in_last_block(zip_, 1));  // no padding after the end
+  check(archive_write_open(zip_, this, nullptr, write_to_file, nullptr));
+}
+NpzWriter::~NpzWriter() { archive_write_free(zip_); }
 
-  explicit Impl(OutputFile& file) : file(file) {
-    if (zip == nullptr) throw std::bad_alloc();
-    check(archive_write_set_format_zip(zip));
-    check(archive_write_zip_set_compression_store(zip));
-    check(archive_write_set_bytes_in_last_block(zip, 1));  // no padding after the end
-    check(archive_write_open(zip, this, nullptr, write_to_file, nullptr));
+ssize_t NpzWriter::write_to_file(archive* /*zip*/, void* self, const void* bytes, size_t count) {
+  auto& writer = *static_cast<NpzWriter*>(self);
+  if (writer.error_) return -1;  // archive_write_free() closes the archive and so writes again
+  try {
+    writer.file_.write(std::span(static_cast<const std::byte*>(bytes), count));
+  } catch (...) {
+    writer.error_ = std::current_exception();
+    return -1;
   }
-  ~Impl() { archive_write_free(zip); }
+  return static_cast<ssize_t>(count);
+}
 
-  static la_ssize_t write_to_file(archive* /*zip*/, void* self, const void* bytes, size_t count) {
-    auto& impl = *static_cast<Impl*>(self);
-    if (impl.error) return -1;  // archive_write_free() closes the archive and so writes again
-    try {
-      impl.file.write(std::span(static_cast<const std::byte*>(bytes), count));
-    } catch (...) {
-      impl.error = std::current_exception();
-      return -1;
-    }
-    return static_cast<la_ssize_t>(count);
-  }
-
-  void check(la_ssize_t result) const {
-    if (error) std::rethrow_exception(error);
-    if (result >= 0) return;
-    const char* reason = archive_error_string(zip);
-    throw DataError(file.path().string() + ": " + (reason == nullptr ? "cannot be written" : reason));
-  }
-
-  void write(std::span<const std::byte> bytes) const {
-    check(archive_write_data(zip, bytes.data(), bytes.size()));
-  }
-};
-
-NpzWriter::NpzWriter(OutputFile& file) : impl_(std::make_unique<Impl>(file)) {}
-NpzWriter::~NpzWriter() = default;
+void NpzWriter::check(ssize_t result) const {
+  if (error_) std::rethrow_exception(error_);
+  if (result >= 0) return;
+  const char* reason = archive_error_string(zip_);
+  throw DataError(file_.path(), ": ", reason == nullptr ? "cannot be written" : reason);
+}
 
 void NpzWriter::begin(const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape) {
-  if (impl_->missing != 0) throw std::invalid_argument("NpzWriter: an array lacks bytes");
+  if (missing_ != 0) throw std::invalid_argument("NpzWriter: an array lacks bytes");
   const std::string header = npy_header(dtype, shape);
-  impl_->missing = size_of(dtype);
-  for (const int64_t size : shape) impl_->missing *= static_cast<uint64_t>(size);
+  missing_ = size_of(dtype);
+  for (const int64_t size : shape) missing_ *= static_cast<uint64_t>(size);
   const std::unique_ptr<archive_entry, void (*)(archive_entry*)> entry(archive_entry_new(),
                                                                        archive_entry_free);
   if (!entry) throw std::bad_alloc();
   archive_entry_set_pathname(entry.get(), (name + ".npy").c_str());
-  archive_entry_set_size(entry.get(), static_cast<la_int64_t>(header.size() + impl_->missing));
+  archive_entry_set_size(entry.get(), static_cast<la_int64_t>(header.size() + missing_));
   archive_entry_set_filetype(entry.get(), AE_IFREG);
   archive_entry_set_perm(entry.get(), 0644);
-  impl_->check(archive_write_header(impl_->zip, entry.get()));
-  impl_->write(std::as_bytes(std::span(header)));
+  check(archive_write_header(zip_, entry.get()));
+  check(archive_write_data(zip_, header.data(), header.size()));
 }
 
 void NpzWriter::write(std::span<const std::byte> bytes) {
-  if (bytes.size() > impl_->missing) throw std::invalid_argument("NpzWriter: more bytes than the array has");
-  impl_->write(bytes);
-  impl_->missing -= bytes.size();
+  if (bytes.size() > missing_) throw std::invalid_argument("NpzWriter: more bytes than the array has");
+  check(archive_write_data(zip_, bytes.data(), bytes.size()));
+  missing_ -= bytes.size();
 }
 
 void NpzWriter::finish() {
-  if (impl_->missing != 0) throw std::invalid_argument("NpzWriter: an array lacks bytes");
-  impl_->check(archive_write_close(impl_->zip));
+  if (missing_ != 0) throw std::invalid_argument("NpzWriter: an array lacks bytes");
+  check(archive_write_close(zip_));
 }
 
 }  // namespace dtopp::data

@@ -3,21 +3,24 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <exception>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include <sys/types.h>
+
 #include "dtopp/base/byte_reader.h"
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/files.h"
 
+struct archive;
+
 namespace dtopp::data {
 
-// Reads the header of a NumPy .npy file, format versions 1 to 3 (numpy.lib.format).
-
-// The values of the header's dictionary. The views refer to the reader's bytes.
+// The values in the header of a .npy file, format versions 1 to 3 (numpy.lib.format). The views refer to the
+// reader's bytes.
 struct NpyHeader {
   std::string_view descr;  // as Python writes it: "'<f4'"
   bool fortran_order = false;
@@ -40,7 +43,6 @@ void require_npy_bytes(const ByteReader& reader, const std::vector<int64_t>& sha
                        uint64_t remaining);
 
 // Writes a NumPy .npz file, an uncompressed zip archive of .npy arrays. The bytes of an array are streamed.
-
 class NpzWriter {
  public:
   // Appends to `file`, which must outlive the writer. Every method throws DataError if writing fails.
@@ -58,8 +60,14 @@ class NpzWriter {
   void finish();
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  static ssize_t write_to_file(archive* zip, void* self, const void* bytes, size_t count);
+  void check(ssize_t result) const;
+
+  OutputFile& file_;
+  archive* zip_;
+  std::exception_ptr
+      error_;             // thrown by file_; stored because it must not pass through libarchive, which is C
+  uint64_t missing_ = 0;  // bytes that the current array still lacks
 };
 
 }  // namespace dtopp::data

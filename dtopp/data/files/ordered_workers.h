@@ -13,7 +13,6 @@
 #include <future>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <type_traits>
@@ -51,7 +50,7 @@ class OrderedWorkers {
         threads_.emplace_back([this, worker] { run_worker(worker); });
     } catch (const std::system_error& error) {
       close();
-      throw ResourceError(std::string("a thread cannot be started: ") + error.what() + "; use fewer workers");
+      throw ResourceError("a thread cannot be started: ", error.what(), "; use fewer workers");
     }
   }
   // Waits for calls in progress and discards the remaining items.

@@ -6,7 +6,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
 
 namespace dtopp::data {
@@ -18,7 +17,7 @@ using nlohmann::ordered_json;
 constexpr char kProgressName[] = "progress.json";
 
 [[noreturn]] void refuse(const fs::path& path) {
-  throw UsageError(path.parent_path().string() + ": holds other files (" + path.filename().string() +
+  throw UsageError(path.parent_path(), ": holds other files (", path.filename(),
                    ", which dtopp did not write); choose an empty or new output folder");
 }
 
@@ -59,8 +58,7 @@ std::string job_difference(const JsonFields& there, const JsonFields& now, const
 
 void require_finished(const fs::path& folder, const FolderKind& kind) {
   if (!is_there(folder / kManifestName) && begins_as_manifest(folder / kProgressName, kind.progress_format))
-    throw DataError(folder.string() +
-                    ": its preparation was not finished; run the same `dtopp prepare` again");
+    throw DataError(folder, ": its preparation was not finished; run the same `dtopp prepare` again");
 }
 
 ResumableFolder::ResumableFolder(fs::path path, FolderKind kind, ordered_json settings,
@@ -100,8 +98,7 @@ std::string ResumableFolder::difference_from(const Manifest& record, const char*
 }
 
 void ResumableFolder::refuse_other_job(const std::string& difference) const {
-  if (!difference.empty())
-    throw UsageError(path_.string() + ": " + difference + "; choose another output folder");
+  if (!difference.empty()) throw UsageError(path_, ": ", difference, "; choose another output folder");
 }
 
 void ResumableFolder::find_complete() {

@@ -54,7 +54,6 @@ class ResumableFolder {
   ResumableFolder(std::filesystem::path path, FolderKind kind, nlohmann::ordered_json settings,
                   const std::vector<InputSource>& sources);
 
-  // The manifest if the folder is complete.
   const std::optional<Manifest>& complete() const { return complete_; }
   // Locks the folder, creates it if it does not exist, checks it again and removes the leftovers of an
   // interruption. Returns the record of the progress if the folder is unfinished; nullopt if it is complete,
@@ -97,21 +96,18 @@ auto with_remedy(Read read) {
   try {
     return read();
   } catch (const DataError& error) {
-    throw DataError(std::string(error.what()) + "; restore it, or prepare it again into a new folder");
+    throw DataError(error.what(), "; restore it, or prepare it again into a new folder");
   }
 }
 
-// Names the file at work when memory runs out.
-
-// Calls work(), which prepares `file` or a part of it, and returns the result.
-//
-// Throws:        ResourceError with the file if memory is too small; errors of `work`
+// Calls work(), which prepares `file` or a part of it, and returns the result. Throws ResourceError with the
+// file if memory is too small.
 template <class Work>
 auto with_file_at_work(const std::string& file, const Work& work) {
   try {
     return work();
   } catch (const std::bad_alloc&) {
-    throw ResourceError(file + ": out of memory: lower --workers, or split the file");
+    throw ResourceError(file, ": out of memory: lower --workers, or split the file");
   }
 }
 

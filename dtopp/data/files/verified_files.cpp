@@ -2,8 +2,6 @@
 
 #include <map>
 #include <optional>
-#include <string>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 #include <sys/stat.h>

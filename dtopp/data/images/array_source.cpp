@@ -26,8 +26,7 @@ NpyDtype dtype_of(std::string_view descr, const ByteReader& reader) {
   for (const NpyDtype& dtype : kDtypes) {
     if (descr == dtype.descr) return dtype;
   }
-  reader.fail("dtype " + std::string(descr.substr(0, 40)) +
-              " is not supported; save float32, float16 or uint8");
+  reader.fail("dtype ", descr.substr(0, 40), " is not supported; save float32, float16 or uint8");
 }
 
 // Returns the place of the array in a .npy file of `file_bytes`; `beginning` holds its header.
@@ -67,7 +66,7 @@ class ArraySource : public ImageSource {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& cause) const { throw DataError(path_.string() + ": " + cause); }
+  [[noreturn]] void fail(const std::string& cause) const { throw DataError(path_, ": ", cause); }
 
   void add_samples(const TensorPlace& samples) {
     if (samples.shape.size() != 4) fail("is not an array of samples [N, C, H, W]");

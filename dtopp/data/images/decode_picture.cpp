@@ -7,7 +7,6 @@
 #include <cstring>
 #include <memory>
 #include <new>
-#include <string>
 #include <string_view>
 #include <utility>
 
@@ -272,7 +271,7 @@ RawPicture decode_jpeg(std::span<const std::byte> file) {
     jpeg_decompress_struct& info;
     ~Release() { jpeg_destroy_decompress(&info); }
   } const release{reader.info};
-  if (setjmp(reader.failed) != 0) throw DataError(std::string("damaged JPEG: ") + reader.message);
+  if (setjmp(reader.failed) != 0) throw DataError("damaged JPEG: ", reader.message);
   read_jpeg(reader, file);
   return std::move(reader.out);
 }
@@ -361,7 +360,7 @@ RawPicture decode_png(std::span<const std::byte> file) {
                                         allocate, release);
   if (reader.png) reader.info = png_create_info_struct(reader.png);
   if (!reader.info) throw std::bad_alloc();
-  if (setjmp(png_jmpbuf(reader.png)) != 0) throw DataError(std::string("damaged PNG: ") + reader.message);
+  if (setjmp(png_jmpbuf(reader.png)) != 0) throw DataError("damaged PNG: ", reader.message);
   read_png(reader);
   return std::move(reader.out);
 }
@@ -463,8 +462,7 @@ Picture rgb_to_gray(const Picture& rgb) {
 void require_size(uint64_t height, uint64_t width) {
   if (height == 0 || width == 0) throw DataError("has no pixels");
   if (height > kMaxSide || width > kMaxSide || height * width > kMaxPixels)
-    throw DataError("claims " + std::to_string(width) + " x " + std::to_string(height) +
-                    " pixels, more than the " + std::to_string(kMaxPixels) + " allowed");
+    throw DataError("claims ", width, " x ", height, " pixels, more than the ", kMaxPixels, " allowed");
 }
 
 DecodedPicture decode_picture(std::span<const std::byte> file, int channels) {

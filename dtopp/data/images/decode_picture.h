@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 
 #include "dtopp/data/images/picture.h"
 
@@ -20,16 +19,12 @@ namespace dtopp::data {
 // too large, the message states the declared size.
 void require_size(uint64_t height, uint64_t width);
 
-// Reads the orientation in Exif data, which cameras write, and turns pictures upright.
-
 // Returns the Exif orientation, from 1 (upright) to 8; 1 if the data are damaged or hold no orientation.
 // `exif` is a TIFF header with its directories, with or without "Exif\0\0" before it.
 int exif_orientation(std::span<const std::byte> exif);
 
 // Returns the picture, turned and mirrored from `orientation` (1 to 8) to upright.
 Picture turn_upright(Picture picture, int orientation);
-
-// Reads how large a picture is without decoding it.
 
 // Returns the pixels that the header of a JPEG, PNG or WebP file declares. `beginning` may lack the rest of
 // the file. Returns 0 if no picture begins so, and nullopt if the header of a JPEG lies further back.

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 #include "dtopp/data/images/decode_picture.h"
@@ -25,12 +25,12 @@ ImageShard::ImageShard(const std::filesystem::path& path, const ImageFacts& fact
       offsets_ = offsets_of("offsets");
       break;
     case ImageKind::kLatents:
-      samples_ = of_samples("latents", name_of(facts.latent_type), shape);
-      if (facts.has_flipped) flipped_ = of_samples("latents_flip", name_of(facts.latent_type), shape);
+      samples_ = of_samples("latents", enum_name(facts.latent_type), shape);
+      if (facts.has_flipped) flipped_ = of_samples("latents_flip", enum_name(facts.latent_type), shape);
   }
   if (!facts.classes.empty()) labels_ = of_samples("labels", "I64", {});
   if (facts.text_size == 0) return;
-  text_ = &tensor("text", name_of(facts.text_type));
+  text_ = &tensor("text", enum_name(facts.text_type));
   if (text_->shape.size() != 2 || text_->shape[1] != facts.text_size)
     fail("text must be [tokens, " + std::to_string(facts.text_size) + "]");
   text_offsets_ = offsets_of("text_offsets");
@@ -127,7 +127,7 @@ int64_t ImageShard::text(uint64_t index, std::span<float> out) const {
   return length;
 }
 
-void ImageShard::fail(const std::string& cause) const { throw DataError(path_.string() + ": " + cause); }
+void ImageShard::fail(const std::string& cause) const { throw DataError(path_, ": ", cause); }
 
 void ImageShard::fail(uint64_t index, const std::string& cause) const {
   fail("sample " + std::to_string(index) + ": " + cause);
@@ -137,22 +137,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The facts are on the heap because the shards refer to them.
-struct ImageFolder {
-  fs::path path;
-  std::unique_ptr<ImageFacts> facts;
-  std::string hash;
-  std::vector<ImageShard> shards;
-};
-
 ImageFolder open_folder(const fs::path& path, Verify verify) {
   if (!is_there(path))
-    throw DataError(path.string() + ": no such folder; make it (dtopp prepare images SOURCES --output " +
-                    path.string() + ")");
+    throw DataError(path, ": no such folder; make it (dtopp prepare images SOURCES --output ", path, ")");
   require_finished(path, image_folder_kind());
   const Manifest manifest = read_verified_manifest(path, kImageDataFormat, verify);
-  ImageFolder folder{path,
-                     std::make_unique<ImageFacts>(read_image_facts(manifest, path / kManifestName)),
+  ImageFolder folder{std::make_unique<ImageFacts>(read_image_facts(manifest, path / kManifestName)),
                      hash_of(manifest.files),
                      {}};
   uint64_t images = 0;
@@ -162,12 +152,12 @@ ImageFolder open_folder(const fs::path& path, Verify verify) {
   }
   for (const fs::path& file : list_directory(path)) {
     if (file.extension() == ".safetensors" && !manifest.files.contains(file.filename().string()))
-      throw DataError(file.string() + ": not in this folder's manifest.json; move it elsewhere");
+      throw DataError(file, ": not in this folder's manifest.json; move it elsewhere");
   }
   if (images != folder.facts->images)
-    throw DataError((path / kManifestName).string() + ": counts " + std::to_string(folder.facts->images) +
-                    " images, but the files hold " + std::to_string(images));
-  if (images == 0) throw DataError(path.string() + ": holds no images");
+    throw DataError((path / kManifestName).string(), ": counts ", folder.facts->images,
+                    " images, but the files hold ", images);
+  if (images == 0) throw DataError(path, ": holds no images");
   return folder;
 }
 
@@ -192,91 +182,71 @@ std::string describe_shape(const ImageLayout& layout) {
 
 }  // namespace
 
-struct ImageData::Impl {
-  std::vector<ImageFolder> folders;
-  std::vector<const ImageShard*> shards;  // of all folders, in order
-  std::vector<uint64_t> first_image;      // index of each shard's first image, then the total
-  ImageLayout layout;
-  std::string content_hash;
-
-  // Returns the shard of a sample and the sample's index in the shard.
-  std::pair<const ImageShard&, uint64_t> find(uint64_t index) const {
-    if (index >= first_image.back())
-      throw std::out_of_range("ImageData: sample " + std::to_string(index) + " of " +
-                              std::to_string(first_image.back()));
-    const auto after = std::upper_bound(first_image.begin(), first_image.end(), index);
-    const auto shard = static_cast<size_t>(after - first_image.begin()) - 1;
-    return {*shards[shard], index - first_image[shard]};
-  }
-};
-
 ImageData ImageData::open(const std::vector<fs::path>& folders, Verify verify) {
   if (folders.empty()) throw UsageError("no image folders to read");
-  auto impl = std::make_unique<Impl>();
+  ImageData data;
   std::string hashes;
-  impl->first_image.push_back(0);
   for (const fs::path& path : folders) {
-    impl->folders.push_back(open_folder(path, verify));
-    const ImageFolder& folder = impl->folders.back();
+    data.folders_.push_back(open_folder(path, verify));
+    const ImageFolder& folder = data.folders_.back();
     const ImageLayout layout = layout_of(*folder.facts);
-    if (impl->folders.size() == 1) impl->layout = layout;
-    require_alike(impl->layout, folders.front().string(), layout, path.string());
-    impl->layout.text_length = std::max(impl->layout.text_length, layout.text_length);
+    if (data.folders_.size() == 1) data.layout_ = layout;
+    require_alike(data.layout_, folders.front().string(), layout, path.string());
+    data.layout_.text_length = std::max(data.layout_.text_length, layout.text_length);
     hashes += folder.hash;
-  }
-  for (const ImageFolder& folder : impl->folders) {
     for (const ImageShard& shard : folder.shards) {
-      impl->shards.push_back(&shard);
-      impl->first_image.push_back(impl->first_image.back() + shard.images());
+      data.shards_.push_back(&shard);
+      data.first_image_.push_back(data.first_image_.back() + shard.images());
     }
   }
-  impl->content_hash = hash_bytes(std::as_bytes(std::span(hashes)));
-  return ImageData(std::move(impl));
+  data.content_hash_ = hash_bytes(std::as_bytes(std::span(hashes)));
+  return data;
 }
 
-ImageData::ImageData(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-ImageData::ImageData(ImageData&&) noexcept = default;
-ImageData::~ImageData() = default;
-
-uint64_t ImageData::size() const { return impl_->first_image.back(); }
 std::vector<uint64_t> ImageData::folder_sizes() const {
   std::vector<uint64_t> sizes;
-  for (const ImageFolder& folder : impl_->folders) sizes.push_back(folder.facts->images);
+  for (const ImageFolder& folder : folders_) sizes.push_back(folder.facts->images);
   return sizes;
 }
-const ImageLayout& ImageData::layout() const { return impl_->layout; }
-const std::string& ImageData::content_hash() const { return impl_->content_hash; }
+
+std::pair<const ImageShard&, uint64_t> ImageData::find(uint64_t index) const {
+  if (index >= size())
+    throw std::out_of_range("ImageData: sample " + std::to_string(index) + " of " + std::to_string(size()));
+  const auto after = std::upper_bound(first_image_.begin(), first_image_.end(), index);
+  const auto shard = static_cast<size_t>(after - first_image_.begin()) - 1;
+  return {*shards_[shard], index - first_image_[shard]};
+}
 
 int64_t ImageData::label(uint64_t index) const {
-  const auto [shard, index_in_shard] = impl_->find(index);
+  const auto [shard, index_in_shard] = find(index);
   return shard.label(index_in_shard);
 }
 
 void ImageData::pixels(uint64_t index, std::span<uint8_t> out) const {
   if (layout().is_latent || out.size() != layout().shape.elements())
     throw std::invalid_argument("ImageData::pixels: samples must be pictures, and out must hold one");
-  const auto [shard, index_in_shard] = impl_->find(index);
+  const auto [shard, index_in_shard] = find(index);
   shard.pixels(index_in_shard, out);
 }
 
 void ImageData::latent(uint64_t index, bool flipped, std::span<float> out) const {
   if (!layout().is_latent || (flipped && !layout().has_flipped) || out.size() != layout().shape.elements())
     throw std::invalid_argument("ImageData::latent: samples must be latents, and out must hold one");
-  const auto [shard, index_in_shard] = impl_->find(index);
+  const auto [shard, index_in_shard] = find(index);
   shard.latent(index_in_shard, flipped, out);
 }
 
 int64_t ImageData::text(uint64_t index, std::span<float> out) const {
   if (out.size() < static_cast<uint64_t>(layout().text_length * layout().text_size))
     throw std::invalid_argument("ImageData::text: out must hold text_length * text_size numbers");
-  const auto [shard, index_in_shard] = impl_->find(index);
+  const auto [shard, index_in_shard] = find(index);
   return shard.text(index_in_shard, out);
 }
 
 void require_alike(const ImageLayout& layout, const std::string& name, const ImageLayout& other,
                    const std::string& other_name) {
   const auto refuse = [&](const std::string& here, const std::string& there) {
-    throw UsageError(other_name + ": has " + there + ", " + name + " has " + here +
+    throw UsageError(other_name, ": has ", there, ", ", name, " has ", here,
                      "; prepare them in the same way");
   };
   if (describe_shape(layout) != describe_shape(other)) refuse(describe_shape(layout), describe_shape(other));
@@ -308,7 +278,7 @@ ImageShape read_shape(const JsonFields& fields) {
   if (sizes.size() != 3) fields.fail("shape", "must be [channels, height, width]");
   for (const double size : sizes)
     if (!(size >= 1 && size <= static_cast<double>(kLargestSide)) || size != static_cast<int64_t>(size))
-      fields.fail("shape", "a size is not a whole number from 1 to " + std::to_string(kLargestSide));
+      fields.fail("shape", "a size is not a whole number from 1 to ", kLargestSide);
   return {static_cast<int64_t>(sizes[0]), static_cast<int64_t>(sizes[1]), static_cast<int64_t>(sizes[2])};
 }
 
@@ -338,7 +308,7 @@ ImageLayout parse_image_layout(const std::string& text, const std::string& what)
   const JsonFields fields(text, what);
   ImageLayout layout;
   const std::string kind = fields.text("kind");
-  if (kind != kPixels && kind != kLatents) fields.fail("kind", "\"" + kind + "\" is not pixels or latents");
+  if (kind != kPixels && kind != kLatents) fields.fail("kind", "\"", kind, "\" is not pixels or latents");
   layout.is_latent = kind == kLatents;
   layout.shape = read_shape(fields);
   layout.classes = fields.texts("classes");

@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtopp/base/random.h"
@@ -19,7 +20,6 @@
 namespace dtopp::data {
 
 // Reads the samples of one safetensors file in a folder of prepared images.
-
 class ImageShard {
  public:
   // Opens the file. Throws DataError if a tensor that `facts` require is missing, or if dtypes or shapes do
@@ -75,20 +75,25 @@ struct ImageLayout {
   std::vector<double> scale{1.0}, shift{0.0};
 };
 
+// One folder of prepared images. The facts are on the heap because the shards refer to them.
+struct ImageFolder {
+  std::unique_ptr<ImageFacts> facts;
+  std::string hash;
+  std::vector<ImageShard> shards;
+};
+
 class ImageData {
  public:
   // Opens the folders. Throws DataError, naming the file, if a file is missing or damaged, differs from its
   // manifest, or belongs to an unfinished preparation. Throws UsageError if the folders have different
   // layouts.
   static ImageData open(const std::vector<std::filesystem::path>& folders, Verify verify = Verify::kChanged);
-  ImageData(ImageData&&) noexcept;
-  ~ImageData();
 
-  uint64_t size() const;                       // number of samples
-  std::vector<uint64_t> folder_sizes() const;  // number of samples per folder
-  const ImageLayout& layout() const;
+  uint64_t size() const { return first_image_.back(); }  // number of samples
+  std::vector<uint64_t> folder_sizes() const;            // number of samples per folder
+  const ImageLayout& layout() const { return layout_; }
   // A hash of the contents of all folders, independent of their paths.
-  const std::string& content_hash() const;
+  const std::string& content_hash() const { return content_hash_; }
 
   // The functions below throw std::out_of_range unless `index` < size(), and DataError, naming file and
   // sample, if the sample is damaged.
@@ -108,9 +113,15 @@ class ImageData {
   int64_t text(uint64_t index, std::span<float> out) const;
 
  private:
-  struct Impl;
-  explicit ImageData(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  ImageData() = default;
+  // Returns the shard of a sample and the sample's index in the shard.
+  std::pair<const ImageShard&, uint64_t> find(uint64_t index) const;
+
+  std::vector<ImageFolder> folders_;
+  std::vector<const ImageShard*> shards_;  // of all folders, in order
+  std::vector<uint64_t> first_image_{0};   // index of each shard's first image, then the total
+  ImageLayout layout_;
+  std::string content_hash_;
 };
 
 // Throws UsageError, naming both and the difference, unless both layouts agree. Training and validation data
@@ -132,12 +143,8 @@ class ImageOrder {
   RandomStream order_;
 };
 
-// Reads and writes a checkpoint's images.json: the layout of the prepared images that a model was trained on.
-//
-// Sampling needs the layout: it holds the names of the classes and the scale and shift that turn a model's
-// output into a latent.
-
-// Returns the layout as JSON:
+// Returns a checkpoint's images.json, the layout of the prepared images that a model was trained on. Sampling
+// needs the names of the classes, and the scale and shift that turn a model's output into a latent.
 // {"kind": "pixels" | "latents", "shape": [C, H, W], "classes": [...], "text_size": 0,
 //  "text_length": 0, "scale": [...], "shift": [...]}
 std::string format_image_layout(const ImageLayout& layout);

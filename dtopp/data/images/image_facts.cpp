@@ -1,11 +1,11 @@
 #include "dtopp/data/images/image_facts.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
+#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 
 namespace dtopp::data {
@@ -17,24 +17,17 @@ using nlohmann::ordered_json;
 constexpr int64_t kMaxShapeSide = int64_t{1} << 16;
 constexpr int64_t kMaxText = int64_t{1} << 24;
 
-constexpr std::array<std::pair<ImageKind, const char*>, 3> kKinds{
-    {{ImageKind::kPixels, "pixels"}, {ImageKind::kEncoded, "encoded"}, {ImageKind::kLatents, "latents"}}};
-
-std::string name_of(ImageKind kind) { return kKinds[static_cast<size_t>(kind)].second; }
-
-ImageKind kind_of(const JsonFields& about) {
-  const std::string name = about.text("kind");
-  for (const auto& [kind, known] : kKinds) {
-    if (name == known) return kind;
-  }
-  about.fail("kind", "\"" + name + "\" is not pixels, encoded or latents");
+// The value that the member names. `names` lists all names in an error.
+template <class Enum>
+Enum named(const JsonFields& object, const std::string& key, const char* names) {
+  const std::string name = object.text(key);
+  const auto value = enum_named<Enum>(name);
+  if (!value) object.fail(key, "\"", name, "\" is not ", names);
+  return *value;
 }
 
 FloatType float_type(const JsonFields& object) {
-  const std::string name = object.text("dtype");
-  const auto type = float_type_of(name);
-  if (!type) object.fail("dtype", "\"" + name + "\" is not F32, F16 or BF16");
-  return *type;
+  return named<FloatType>(object, "dtype", "F32, F16 or BF16");
 }
 
 ImageJob read_job(const JsonFields& about) {
@@ -62,15 +55,15 @@ ordered_json to_json(const ImageJob& job) {
 }
 
 ordered_json to_json(const ImageFacts& facts) {
-  ordered_json about = {{"kind", name_of(facts.kind)},
+  ordered_json about = {{"kind", enum_name(facts.kind)},
                         {"images", facts.images},
                         {"shape", {facts.shape.channels, facts.shape.height, facts.shape.width}},
                         {"classes", facts.classes}};
   if (facts.kind == ImageKind::kLatents)
-    about["latents"] = {{"dtype", name_of(facts.latent_type)}, {"flipped", facts.has_flipped ? 1 : 0}};
+    about["latents"] = {{"dtype", enum_name(facts.latent_type)}, {"flipped", facts.has_flipped ? 1 : 0}};
   if (facts.text_size > 0)
     about["text"] = {
-        {"dtype", name_of(facts.text_type)}, {"size", facts.text_size}, {"longest", facts.text_length}};
+        {"dtype", enum_name(facts.text_type)}, {"size", facts.text_size}, {"longest", facts.text_length}};
   ordered_json skipped = ordered_json::array();
   for (const SkippedImage& image : facts.skipped)
     skipped.push_back({{"name", image.name}, {"cause", image.cause}});
@@ -82,7 +75,7 @@ ImageFacts read_image_facts(const Manifest& manifest, const std::filesystem::pat
   const JsonFields about(manifest.about, path.string());
   ImageFacts facts;
   facts.job = read_job(about.object("job"));
-  facts.kind = kind_of(about);
+  facts.kind = named<ImageKind>(about, "kind", "pixels, encoded or latents");
   facts.images = about.count("images");
   const std::vector<double> shape = about.numbers("shape");
   const auto is_side = [](double side) { return side >= 0 && side <= kMaxShapeSide; };

@@ -3,9 +3,11 @@
 // manifest.json holds them when the folder is complete, progress.json before.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -22,6 +24,10 @@ inline constexpr char kStreamPrefix[] = "progress.";  // of the files of an unfi
 
 // The storage of a sample: pixels U8 [C, H, W], a JPEG or PNG file, or a floating-point latent [C, H, W].
 enum class ImageKind { kPixels, kEncoded, kLatents };
+
+constexpr auto enum_names(ImageKind) {
+  return std::to_array<std::string_view>({"pixels", "encoded", "latents"});
+}
 
 struct ImageShape {
   int64_t channels = 0;

@@ -5,13 +5,11 @@
 #include <cerrno>
 #include <charconv>
 #include <exception>
-#include <memory>
 #include <new>
 #include <span>
 #include <system_error>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include <archive.h>
 #include <archive_entry.h>
@@ -24,7 +22,6 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/stop.h"
-#include "dtopp/data/files/resumable_folder.h"
 #include "dtopp/data/images/decode_picture.h"
 #include "dtopp/data/images/picture.h"
 #include "dtopp/data/text/byte_source.h"
@@ -155,8 +152,7 @@ bool is_tar(const fs::path& path) {
 
 int64_t checked_class(int64_t number) {
   if (number < 0 || number >= kMaxClasses)
-    throw DataError("class " + std::to_string(number) + " is not from 0 to " +
-                    std::to_string(kMaxClasses - 1));
+    throw DataError("class ", number, " is not from 0 to ", kMaxClasses - 1);
   return number;
 }
 
@@ -179,15 +175,15 @@ std::unique_ptr<ImageSource> open_images(const fs::path& path) {
   if (kind == PathKind::kDirectory) return open_image_folder(path);
   if (kind == PathKind::kNothing) throw file_error("open", path, ENOENT);
   if (!is_tar(path) && !is_array_file(path))
-    throw UsageError(path.string() + ": neither a folder nor .tar, .tar.gz, .tar.zst, .safetensors or .npy");
-  if (kind == PathKind::kOther) throw DataError(path.string() + ": not a regular file");
+    throw UsageError(path, ": neither a folder nor .tar, .tar.gz, .tar.zst, .safetensors or .npy");
+  if (kind == PathKind::kOther) throw DataError(path, ": not a regular file");
   return is_tar(path) ? open_image_tar(path) : open_image_array(path);
 }
 
 InputSource describe_source(const fs::path& path) {
   const std::string name = without_trailing_slash(fs::absolute(path).lexically_normal()).filename().string();
   if (find_invalid_utf8(name))
-    throw UsageError(replace_invalid_utf8(path.string()) +
+    throw UsageError(replace_invalid_utf8(path.string()),
                      ": its name is not UTF-8, and the output folder records names; rename it");
   InputSource source = path_kind(path) == PathKind::kDirectory
                            ? describe_image_folder(path)
@@ -322,7 +318,7 @@ std::optional<ImageBatch> ImageBatches::next() {
 void ImageBatches::require_unchanged() const {
   std::error_code gone;  // on an error, the time is one that no file has, so the comparison fails
   if (fs::last_write_time(paths_[next_], gone) != changed_[next_])
-    throw DataError(paths_[next_].string() + ": changed while it was being read; run the same command again");
+    throw DataError(paths_[next_].string(), ": changed while it was being read; run the same command again");
 }
 
 namespace {
@@ -356,7 +352,7 @@ class FolderList {
     if (::stat(folder.c_str(), &status) != 0) throw file_error("list", folder, errno);
     const std::pair identity(status.st_dev, status.st_ino);
     if (std::ranges::find(above_, identity) != above_.end())
-      throw DataError(folder.string() + ": is a link back to a folder that contains it; remove the link");
+      throw DataError(folder, ": is a link back to a folder that contains it; remove the link");
     above_.push_back(identity);
     for (const fs::path& path : list_directory(folder)) {
       const std::string name = path.filename().string();
@@ -545,7 +541,7 @@ class TarSource : public SampleGroups {
   }
 
   [[noreturn]] void fail(const std::string& cause) const {
-    throw DataError(path_.string() + ": byte " + std::to_string(source_->file_bytes()) + ": " + cause +
+    throw DataError(path_, ": byte ", source_->file_bytes(), ": ", cause,
                     "; restore the file from its source");
   }
 

@@ -15,8 +15,6 @@
 
 namespace dtopp::data {
 
-// Describes a sample of a source before decoding: its members and their names.
-
 // A member of a sample: its bytes, or the path of the file that holds them.
 struct RawMember {
   std::string bytes;
@@ -137,7 +135,6 @@ struct ImageBatch {
 // Reads the samples of a list of sources in batches.
 class ImageBatches {
  public:
-  // Begins at sample `sample` of source `source`.
   ImageBatches(std::vector<std::filesystem::path> sources, size_t source, uint64_t sample);
   // Returns the next batch; nullopt after the last source. Throws DataError if a source is damaged or has
   // changed since this object was constructed.
@@ -154,7 +151,6 @@ class ImageBatches {
   std::unique_ptr<ImageSource> source_;
 };
 
-// Each opens or describes one kind of source.
 std::unique_ptr<ImageSource> open_image_folder(const std::filesystem::path& path);
 InputSource describe_image_folder(const std::filesystem::path& path);
 std::unique_ptr<ImageSource> open_image_tar(const std::filesystem::path& path);

@@ -2,7 +2,6 @@
 
 #include <csetjmp>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 
 #include <png.h>

@@ -53,10 +53,8 @@ void to_planes(const Picture& picture, std::span<uint8_t> out);
 // Converts `planes` [channels, height, width] to a picture. Precondition: planes.size() is their product.
 Picture from_planes(std::span<const std::byte> planes, int height, int width, int channels);
 
-// Encodes pictures as PNG files without compression, which are fast to write and to read.
-
-// Returns a PNG file of 8 bits per channel. Precondition: the picture has 1 or 3 channels and at least one
-// pixel.
+// Returns a PNG file of 8 bits per channel without compression, which is fast to write and to read.
+// Precondition: the picture has 1 or 3 channels and at least one pixel.
 std::string encode_png(const Picture& picture);
 
 }  // namespace dtopp::data

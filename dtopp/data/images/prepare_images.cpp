@@ -1,7 +1,5 @@
 #include "dtopp/data/images/prepare_images.h"
 
-#include <algorithm>
-#include <array>
 #include <system_error>
 #include <utility>
 
@@ -12,7 +10,6 @@
 #include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/safetensors.h"
 
 namespace dtopp::data {
 namespace {
@@ -37,13 +34,13 @@ ImageWriter::ImageWriter(fs::path folder, const ImageFacts& facts, const Manifes
     add_stream("offsets", "I64", {}, sizeof(int64_t));
   }
   if (facts.kind == ImageKind::kLatents) {
-    const std::string type = name_of(facts.latent_type);
+    const std::string type = enum_name(facts.latent_type);
     add_stream("latents", type, shape, size_of(facts.latent_type));
     if (facts.has_flipped) add_stream("latents_flip", type, shape, size_of(facts.latent_type));
   }
   if (!facts.classes.empty()) add_stream("labels", "I64", {}, sizeof(int64_t));
   if (facts.text_size > 0) {
-    add_stream("text", name_of(facts.text_type), {facts.text_size}, size_of(facts.text_type));
+    add_stream("text", enum_name(facts.text_type), {facts.text_size}, size_of(facts.text_type));
     add_stream("text_offsets", "I64", {}, sizeof(int64_t));
   }
   for (const auto& [name, entry] : start) {
@@ -174,13 +171,11 @@ PrepareImagesOptions checked(PrepareImagesOptions options) {
   if (options.sources.empty()) throw UsageError("no images to prepare");
   if (options.num_workers < 1) throw UsageError("at least one worker is needed");
   if (options.size < 0 || options.size > kLargestSize)
-    throw UsageError("--size " + std::to_string(options.size) + ": must be from 1 to " +
-                     std::to_string(kLargestSize));
+    throw UsageError("--size ", options.size, ": must be from 1 to ", kLargestSize);
   if (options.channels != 1 && options.channels != 3)
-    throw UsageError("--channels " + std::to_string(options.channels) + ": must be 1 (gray) or 3 (RGB)");
+    throw UsageError("--channels ", options.channels, ": must be 1 (gray) or 3 (RGB)");
   if (options.max_bad > kMostBad)
-    throw UsageError("--max-bad " + std::to_string(options.max_bad) + ": must be at most " +
-                     std::to_string(kMostBad));
+    throw UsageError("--max-bad ", options.max_bad, ": must be at most ", kMostBad);
   for (const fs::path& path : options.sources) open_images(path);  // fails early if any cannot be opened
   return options;
 }
@@ -190,16 +185,15 @@ ImagePlan make_plan(const std::vector<fs::path>& sources) {
   std::set<std::string> folders;
   for (const fs::path& path : sources) {
     ImageScan scan = scan_images(path);
-    if (scan.samples == 0)
-      throw DataError(path.string() + ": holds no pictures (JPEG, PNG, WebP) and no latents");
+    if (scan.samples == 0) throw DataError(path, ": holds no pictures (JPEG, PNG, WebP) and no latents");
     plan.samples.push_back(scan.samples);
     plan.classes.by_number |= scan.has_numbers;
     folders.merge(scan.folders);
   }
   if (plan.classes.by_number) return plan;
   if (folders.size() > static_cast<size_t>(kMaxClasses))
-    throw DataError(sources.front().string() + ": pictures lie in " + std::to_string(folders.size()) +
-                    " folders, more than the " + std::to_string(kMaxClasses) + " classes allowed");
+    throw DataError(sources.front(), ": pictures lie in ", folders.size(), " folders, more than the ",
+                    kMaxClasses, " classes allowed");
   for (const std::string& folder : folders)  // in byte order
     plan.classes.labels.emplace(folder, static_cast<int64_t>(plan.classes.labels.size()));
   return plan;
@@ -295,11 +289,11 @@ void ImagePreparation::keep(const PreparedImage& image) {
 void ImagePreparation::skip(SkippedImage image) {
   if (facts_.skipped.size() >= options_.max_bad) {
     record();  // a run with a larger --max-bad resumes from here
-    throw DataError(image.name + ": " + image.cause +
-                    (options_.max_bad == 0
-                         ? "; repair or remove it, or leave out up to N such samples with --max-bad N"
-                         : "; " + std::to_string(options_.max_bad) +
-                               " such samples were left out, as many as --max-bad allows; raise it"));
+    throw DataError(
+        image.name, ": ", image.cause,
+        (options_.max_bad == 0 ? "; repair or remove it, or leave out up to N such samples with --max-bad N"
+                               : "; " + std::to_string(options_.max_bad) +
+                                     " such samples were left out, as many as --max-bad allows; raise it"));
   }
   facts_.skipped.push_back(std::move(image));
 }
@@ -319,14 +313,14 @@ void ImagePreparation::write_record() {
 
 void ImagePreparation::stop() {
   record();
-  throw Stopped(options_.output.string() + ": stopped after " + std::to_string(progress_.samples) +
+  throw Stopped(options_.output, ": stopped after ", progress_.samples,
                 " images; run the same command again to resume");
 }
 
 void ImagePreparation::finish() {
   workers_.reset();
   if (facts_.images == 0)
-    throw DataError(options_.output.string() + ": all " + std::to_string(progress_.samples) +
+    throw DataError(options_.output, ": all ", progress_.samples,
                     " samples were left out; see the causes above");
   if (!writer_->is_empty()) files_ = writer_->finish_shard();
   write_record();

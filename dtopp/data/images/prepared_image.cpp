@@ -3,20 +3,16 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <span>
 #include <utility>
-#include <vector>
 
 #include <immintrin.h>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/format.h"
 #include "dtopp/data/files/resumable_folder.h"
 #include "dtopp/data/images/array_source.h"
 #include "dtopp/data/images/decode_picture.h"
-#include "dtopp/data/images/picture.h"
 
 #if defined(__x86_64__)
 #endif
@@ -282,10 +278,9 @@ std::string describe(const TensorView& array) {
 }
 
 FloatType checked_floats(const TensorView& array, const char* what) {
-  const auto type = float_type_of(array.dtype);
-  if (!type) throw DataError(std::string(what) + " is " + describe(array) + ", not F32, F16 or BF16");
-  if (!all_finite(*type, array.bytes))
-    throw DataError(std::string(what) + " holds a number that is not finite");
+  const auto type = enum_named<FloatType>(array.dtype);
+  if (!type) throw DataError(what, " is ", describe(array), ", not F32, F16 or BF16");
+  if (!all_finite(*type, array.bytes)) throw DataError(what, " holds a number that is not finite");
   return *type;
 }
 
@@ -318,11 +313,10 @@ void set_picture(PreparedImage& image, std::string file, const ImageJob& job) {
 
 void set_pixels(PreparedImage& image, const TensorView& array, const ImageJob& job) {
   if (array.shape.size() != 3 || array.shape[0] != job.channels || array.shape[1] < 1 || array.shape[2] < 1)
-    throw DataError("is " + describe(array) + ", not U8 [" + std::to_string(job.channels) +
-                    ", height, width]");
+    throw DataError("is ", describe(array), ", not U8 [", job.channels, ", height, width]");
   if (array.shape[1] > static_cast<int64_t>(kMaxSide) || array.shape[2] > static_cast<int64_t>(kMaxSide) ||
       array.bytes.size() > 3 * kMaxPixels)
-    throw DataError("is " + describe(array) + ", too large");
+    throw DataError("is ", describe(array), ", too large");
   Picture picture = from_planes(array.bytes, static_cast<int>(array.shape[1]),
                                 static_cast<int>(array.shape[2]), static_cast<int>(job.channels));
   if (job.size > 0) picture = crop_to_square(std::move(picture), static_cast<int>(job.size));
@@ -334,7 +328,7 @@ void set_latent(PreparedImage& image, TensorView array, const ImageJob& job) {
   if (array.shape.size() != 3 || std::ranges::any_of(array.shape, [](int64_t side) {
         return side < 1 || side > static_cast<int64_t>(kMaxSide);
       }))
-    throw DataError("is " + describe(array) + ", not a latent [channels, height, width]");
+    throw DataError("is ", describe(array), ", not a latent [channels, height, width]");
   if (job.size > 0) throw DataError("is a latent: --size is for pictures");
   image.kind = ImageKind::kLatents;
   image.shape = {array.shape[0], array.shape[1], array.shape[2]};
@@ -349,7 +343,7 @@ void set_array(PreparedImage& image, const TensorView& array, const ImageJob& jo
 
 void set_text(PreparedImage& image, const TensorView& array) {
   if (array.shape.empty() || array.shape.size() > 2 || array.shape.back() < 1)
-    throw DataError("its text is " + describe(array) + ", not [tokens, size]");
+    throw DataError("its text is ", describe(array), ", not [tokens, size]");
   image.text_type = checked_floats(array, "its text");
   image.text_size = array.shape.back();
   image.text_length = array.shape.size() == 2 ? array.shape[0] : 1;
@@ -401,10 +395,10 @@ void require_scale(const ImageJob& job, const PreparedImage& image) {
   for (const std::vector<double>* numbers : {&job.scale, &job.shift}) {
     if (numbers->empty()) continue;
     if (image.kind != ImageKind::kLatents)
-      throw UsageError(image.name + ": is a picture; --scale and --shift are for latents");
+      throw UsageError(image.name, ": is a picture; --scale and --shift are for latents");
     if (numbers->size() != 1 && numbers->size() != static_cast<size_t>(image.shape.channels))
-      throw UsageError("--scale and --shift: one number, or one for each of the " +
-                       std::to_string(image.shape.channels) + " channels");
+      throw UsageError("--scale and --shift: one number, or one for each of the ", image.shape.channels,
+                       " channels");
   }
 }
 
@@ -416,7 +410,7 @@ std::string shape_disagreement(const ImageFacts& facts, const PreparedImage& ima
     return "is " + describe(image.shape) + ", but the first sample is " + describe(facts.shape) +
            (latent ? "" : " (--size N brings pictures to one size)");
   if (latent && image.latent_type != facts.latent_type)
-    return "is " + name_of(image.latent_type) + ", but the first sample is " + name_of(facts.latent_type);
+    return "is " + enum_name(image.latent_type) + ", but the first sample is " + enum_name(facts.latent_type);
   return "";
 }
 
@@ -461,8 +455,9 @@ std::string disagreement(const ImageFacts& facts, const ClassPlan& plan, const P
   if ((image.text_size > 0) != (facts.text_size > 0))
     return one_kind(image.text_size > 0, "text of embeddings (.npy)");
   if (image.text_size != facts.text_size || (image.text_size > 0 && image.text_type != facts.text_type))
-    return "has text of " + name_of(image.text_type) + " x " + std::to_string(image.text_size) +
-           ", but the first sample has " + name_of(facts.text_type) + " x " + std::to_string(facts.text_size);
+    return "has text of " + enum_name(image.text_type) + " x " + std::to_string(image.text_size) +
+           ", but the first sample has " + enum_name(facts.text_type) + " x " +
+           std::to_string(facts.text_size);
   return "";
 }
 

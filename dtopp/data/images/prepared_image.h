@@ -15,10 +15,6 @@
 
 namespace dtopp::data {
 
-// Resizes and crops pictures as ADM does with Pillow (Dhariwal and Nichol 2021, center_crop_arr).
-
-// Computes the weighted sums and the transposes of resize() on rows of bytes.
-
 inline constexpr int kWeightBits = 22;  // fractional bits of a weight
 
 // Computes out[i] = the sum over t of weights[t] * rows[t * stride + i], for 0 <= i < count, rounded and
@@ -44,7 +40,8 @@ struct ResizeWindow {
 // Weights have 22 fractional bits.
 Picture resize(const Picture& picture, int height, int width, ResizeFilter filter, ResizeWindow window);
 
-// Returns the middle of the picture as size x size. The picture is halved by a box filter while its shorter
+// Returns the middle of the picture as size x size, as ADM does with Pillow (Dhariwal and Nichol 2021,
+// center_crop_arr). The picture is halved by a box filter while its shorter
 // side is at least 2 * size. A bicubic filter then scales the shorter side to `size`, and the longer one is
 // cropped.
 Picture crop_to_square(Picture picture, int size);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
-#include <utility>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/data/text/unicode.h"
@@ -125,9 +124,8 @@ BytePairEncoding::BytePairEncoding(const TokenizerSpec& spec, const std::string&
     const auto id_of = [&](const std::string& token) {
       const auto id = vocabulary_.id(token);
       if (!id)
-        throw DataError(file + ": model.merges: merge " + std::to_string(rank) + " (" + quote(pair.first) +
-                        ", " + quote(pair.second) + ") needs the token " + quote(token) +
-                        ", which model.vocab lacks");
+        throw DataError(file, ": model.merges: merge ", rank, " (", quote(pair.first), ", ",
+                        quote(pair.second), ") needs the token ", quote(token), ", which model.vocab lacks");
       return *id;
     };
     merges_.set(id_of(pair.first), id_of(pair.second), {rank, id_of(pair.first + pair.second)});
@@ -139,7 +137,7 @@ BytePairEncoding::BytePairEncoding(const TokenizerSpec& spec, const std::string&
         by_character_ ? byte_token(static_cast<uint8_t>(byte)) : alphabet_.encode({&value, 1});
     byte_ids_[byte] = vocabulary_.id(token).value_or(-1);
     if (byte_ids_[byte] < 0 && spec.byte_fallback)
-      throw DataError(file + ": model.byte_fallback: is supported only if model.vocab holds every byte");
+      throw DataError(file, ": model.byte_fallback: is supported only if model.vocab holds every byte");
   }
 }
 
@@ -182,7 +180,7 @@ void BytePairEncoding::append_symbols(std::string_view word, std::vector<int32_t
     if (id < 0 && unk_token_ && !(fuse_unk_ && unknown_before)) {
       const auto unknown = vocabulary_.id(*unk_token_);
       if (!unknown)
-        throw DataError(file_ + ": model.vocab lacks the byte " + std::to_string(static_cast<uint8_t>(byte)) +
+        throw DataError(file_, ": model.vocab lacks the byte ", static_cast<uint8_t>(byte),
                         " and model.unk_token");
       symbols.push_back(*unknown);
     }

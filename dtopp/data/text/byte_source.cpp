@@ -88,8 +88,9 @@ class CompressedInput {
   void consume(size_t count) { begin_ += count; }
   uint64_t offset() const { return source_->file_bytes() - (end_ - begin_); }
 
-  [[noreturn]] void fail(const std::string& cause) const {
-    throw DataError(path_.string() + ": byte " + std::to_string(offset()) + ": " + cause + kRemedy);
+  template <class... Parts>
+  [[noreturn]] void fail(const Parts&... cause) const {
+    throw DataError(path_, ": byte ", offset(), ": ", cause..., kRemedy);
   }
 
  private:
@@ -191,7 +192,7 @@ class ZstdSource : public ByteSource {
       input_.fail(first_frame_ ? "not a zstd file" : "other data follow the zstd stream");
     if (name == "Frame requires too much memory for decoding")
       input_.fail("the zstd window is larger than 128 MiB (compressed with --long?)");
-    input_.fail("damaged zstd stream: " + name);
+    input_.fail("damaged zstd stream: ", name);
   }
 
   struct Free {

@@ -23,9 +23,9 @@ WindowSampler::WindowSampler(std::vector<TokenStream> streams, int64_t sequence_
     tokens += stream.size();
   }
   if (num_windows() == 0)
-    throw DataError((streams_.empty() ? std::string("no token data") : streams_.front().path().string()) +
-                    ": holds " + std::to_string(tokens) + " tokens, fewer than one sample of " +
-                    std::to_string(sequence_length + 1) + "; prepare more text or shorten the sequence");
+    throw DataError((streams_.empty() ? std::string("no token data") : streams_.front().path().string()),
+                    ": holds ", tokens, " tokens, fewer than one sample of ", sequence_length + 1,
+                    "; prepare more text or shorten the sequence");
 }
 
 std::vector<uint64_t> WindowSampler::windows_by_stream() const {

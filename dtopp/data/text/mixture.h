@@ -15,12 +15,9 @@
 
 namespace dtopp::data {
 
-// Reads training samples from token streams.
-//
-// A sample is a window of sequence_length + 1 tokens; windows have the stride sequence_length. A window never
-// spans two streams. The window of sample i depends only on (seed, i), not on world size, micro-batch size or
-// restarts.
-
+// Reads training samples from token streams. A sample is a window of sequence_length + 1 tokens; windows have
+// the stride sequence_length. A window never spans two streams. The window of sample i depends only on (seed,
+// i), not on world size, micro-batch size or restarts.
 class WindowSampler {
  public:
   // Throws DataError if no stream holds a whole window.

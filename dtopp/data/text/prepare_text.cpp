@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <set>
-#include <span>
-#include <string>
 #include <system_error>
 #include <utility>
 
@@ -13,13 +11,10 @@
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/manifest.h"
 #include "dtopp/base/stop.h"
-#include "dtopp/data/files/resumable_folder.h"
-#include "dtopp/data/text/text_reader.h"
-#include "dtopp/data/text/token_file.h"
 #include "dtopp/data/text/unicode.h"
 
 namespace dtopp::data {
@@ -82,7 +77,7 @@ void BatchReader::finish_source() {
   const FileState& file = files_[position_.source];
   std::error_code gone;  // on an error, size and time are values that no file has, so the comparison fails
   if (fs::file_size(file.path, gone) != file.size || fs::last_write_time(file.path, gone) != file.changed)
-    throw DataError(file.path.string() + ": changed while it was being read; run the same command again");
+    throw DataError(file.path, ": changed while it was being read; run the same command again");
   lines_.reset();
   bytes_before_ += file.size;
   position_ = {position_.source + 1, {}, bytes_before_};
@@ -138,12 +133,11 @@ TokenFileWriter::TokenFileWriter(fs::path folder, int64_t vocab_size, const Writ
 
 void TokenFileWriter::check_ids(std::span<const int32_t> ids) {
   if (ids.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max()))
-    throw DataError("a document of " + std::to_string(ids.size()) + " tokens is too long for the format");
+    throw DataError("a document of ", ids.size(), " tokens is too long for the format");
   if (ids.empty()) return;
   const auto [low, high] = std::minmax_element(ids.begin(), ids.end());
   if (*low < 0 || *high >= vocab_size_)
-    throw DataError("token id " + std::to_string(*low < 0 ? *low : *high) + " is outside the vocabulary of " +
-                    std::to_string(vocab_size_));
+    throw DataError("token id ", *low < 0 ? *low : *high, " is outside the vocabulary of ", vocab_size_);
   written_.max_token = std::max<int64_t>(written_.max_token, *high);
 }
 
@@ -191,19 +185,18 @@ PrepareTextOptions checked(PrepareTextOptions options) {
   if (options.num_workers < 1) throw UsageError("at least one worker is needed");
   for (const fs::path& path : options.inputs) {
     if (find_invalid_utf8(path.filename().string()))
-      throw UsageError(replace_invalid_utf8(path.string()) +
+      throw UsageError(replace_invalid_utf8(path.string()),
                        ": its name is not UTF-8, and the output folder records names; rename it");
     if (path.extension() == ".parquet")
-      throw UsageError(path.string() +
-                       ": Parquet is not supported; convert it: python scripts/parquet_to_jsonl.py " +
-                       path.string() + " --output FILE.jsonl.zst");
+      throw UsageError(path, ": Parquet is not supported; convert it: python scripts/parquet_to_jsonl.py ",
+                       path, " --output FILE.jsonl.zst");
     open_regular(path);  // fails early if any file cannot be opened, before one is read in full
   }
   if (options.split_on.empty()) return options;
   if (std::ranges::all_of(options.inputs, is_json_lines))
     throw UsageError("--split-on: divides plain text, and all inputs are JSON lines");
   if (options.split_on.size() > kMaxSeparatorBytes || find_invalid_utf8(options.split_on))
-    throw UsageError("--split-on: must be UTF-8 of at most " + std::to_string(kMaxSeparatorBytes) + " bytes");
+    throw UsageError("--split-on: must be UTF-8 of at most ", kMaxSeparatorBytes, " bytes");
   return options;
 }
 
@@ -231,14 +224,6 @@ std::string describe_documents(const PrepareTextOptions& options) {
   return files + ": no document with \"" + options.only.key + "\" " + quote_json(options.only.value);
 }
 
-bool names_a_folder(const std::string& value) {
-  const auto is_safe = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-           c == '-' || c == '.';
-  };
-  return !value.empty() && value.front() != '.' && std::ranges::all_of(value, is_safe);
-}
-
 }  // namespace
 
 std::vector<std::string> values_in(const std::vector<fs::path>& inputs, const std::string& key) {
@@ -246,19 +231,16 @@ std::vector<std::string> values_in(const std::vector<fs::path>& inputs, const st
   DocumentParser parser;
   for (const fs::path& path : inputs) {
     if (!is_json_lines(path))
-      throw UsageError("--by: " + path.string() + " is not JSON lines; its documents have no \"" + key +
-                       "\"");
+      throw UsageError("--by: ", path, " is not JSON lines; its documents have no \"", key, "\"");
     LineReader lines(path);
     for (std::string line; lines.next(line);) {
       const std::string value(parser.value_of(key, path, lines.line_number(), line));
       if (line.find_first_not_of(" \t\r") == line.npos || !values.insert(value).second) continue;
-      if (!names_a_folder(value))
-        throw DataError(path.string() + ": line " + std::to_string(lines.line_number()) + ": \"" + key +
-                        "\" is " + quote_json(value) +
+      if (value.empty() || value.front() == '.' || !std::ranges::all_of(value, is_plain))
+        throw DataError(path, ": line ", lines.line_number(), ": \"", key, "\" is ", quote_json(value),
                         ", which cannot name a folder; use letters, digits, _, - and .");
       if (values.size() > kMostValues)
-        throw UsageError("--by: \"" + key + "\" has more than " + std::to_string(kMostValues) +
-                         " values; each makes one folder");
+        throw UsageError("--by: \"", key, "\" has more than ", kMostValues, " values; each makes one folder");
     }
   }
   return {values.begin(), values.end()};
@@ -338,14 +320,14 @@ void TextPreparation::record(const WrittenTokens& written) {
 
 void TextPreparation::stop() {
   record(writer_->sync());
-  throw Stopped(options_.output.string() + ": stopped after " + std::to_string(progress_.documents) +
+  throw Stopped(options_.output, ": stopped after ", progress_.documents,
                 " documents; run the same command again to resume");
 }
 
 void TextPreparation::finish() {
   workers_.reset();
   const WrittenTokens written = writer_->sync();
-  if (written.documents == 0) throw DataError(describe_documents(options_) + " has text; nothing to prepare");
+  if (written.documents == 0) throw DataError(describe_documents(options_), " has text; nothing to prepare");
   record(written);
   ManifestFiles files = writer_->finish();
   const std::string& json = encoder_.tokenizer_json;

@@ -25,14 +25,9 @@
 
 namespace dtopp::data {
 
-// Encodes a text file as one stream of token ids.
-
 // Returns the ids of all documents of the file (text_reader.h); <|endoftext|> follows each document. Throws
 // DataError if the file cannot be read, StoppedEarly at a stop within a StopScope.
 std::vector<int64_t> encode_file(const std::filesystem::path& path, const Tokenizer& tokenizer);
-
-// Reads text files as batches of lines, or of documents of plain text, and encodes a batch to ids: the
-// producer and the worker of prepare_text.
 
 // A tokenizer, or a stand-in for one.
 struct TextEncoder {
@@ -76,6 +71,7 @@ struct TextBatch {
   CorpusPosition end;  // the next batch begins here
 };
 
+// Reads text files as batches of lines, or of documents of plain text.
 class BatchReader {
  public:
   BatchReader(const std::vector<std::filesystem::path>& files, CorpusPosition start, uint64_t batch_bytes,
@@ -110,10 +106,9 @@ struct EncodedBatch {
   CorpusPosition end;
 };
 
-// The work of one of several threads.
+// Encodes batches in several threads.
 class BatchEncoder {
  public:
-  // Encodes the documents that `filter` selects.
   BatchEncoder(const TextEncoder& encoder, int num_workers, const DocumentFilter& filter = {})
       : encoder_(encoder) {
     for (int worker = 0; worker < num_workers; ++worker) parsers_.emplace_back(filter);
@@ -129,8 +124,6 @@ class BatchEncoder {
   std::vector<DocumentParser> parsers_;
 };
 
-// Writes documents to tokens.bin and tokens.idx in a folder. An interrupted write can be resumed.
-
 // The state after sync(): the documents that are on the device.
 struct WrittenTokens {
   uint64_t documents = 0;
@@ -139,6 +132,7 @@ struct WrittenTokens {
   ManifestFiles files;  // the files of an unfinished folder; empty before the first sync
 };
 
+// Writes documents to tokens.bin and tokens.idx in a folder. An interrupted write can be resumed.
 class TokenFileWriter {
  public:
   // Resumes after `start`, the result of an earlier writer's sync(). Throws DataError if the data written

@@ -4,11 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cstdint>
 #include <new>
-#include <optional>
 #include <utility>
-#include <vector>
 
 #include <pcre2.h>
 
@@ -25,7 +22,7 @@ constexpr std::string_view kWords = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 }  // namespace
 
 void OnigurumaReader::fail(size_t at, const std::string& what) const {
-  throw DataError("byte " + std::to_string(at) + " of the pattern: " + what);
+  throw DataError("byte ", at, " of the pattern: ", what);
 }
 
 bool OnigurumaReader::take(std::string_view text) {
@@ -425,7 +422,7 @@ SplitPattern::SplitPattern(const SplitSpec& spec, const std::string& file)
     : code_(std::make_unique<Code>()), keep_matches_(spec.keep_matches), keep_rest_(spec.keep_rest) {
   code_->location = file + ": " + spec.field;
   const auto compile_error = [&](const std::string& cause) {
-    return DataError(code_->location + ": " + cause);
+    return DataError(code_->location, ": ", cause);
   };
   std::string pattern;
   try {
@@ -480,8 +477,7 @@ bool SplitPattern::find_next(std::string_view text, Match& match, Scratch& scrat
     } else if (status == PCRE2_ERROR_NOMEMORY) {
       throw std::bad_alloc();
     } else {
-      throw DataError(code_->location +
-                      ": takes too much time or memory on this text: " + message_of(status));
+      throw DataError(code_->location, ": takes too much time or memory on this text: ", message_of(status));
     }
   }
   return false;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,11 +12,10 @@
 
 namespace dtopp::data {
 
-// Reads the characters and sets of an Oniguruma pattern, one after another.
-
 inline bool is_ascii_letter(char32_t c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; }
 inline bool is_ascii_digit(char32_t c) { return c >= '0' && c <= '9'; }
 
+// Reads the characters and sets of an Oniguruma pattern, one after another.
 class OnigurumaReader {
  public:
   explicit OnigurumaReader(std::string_view pattern) : pattern_(pattern) {}

@@ -6,7 +6,6 @@
 
 #include <simdjson.h>
 
-#include "dtopp/base/errors.h"
 #include "dtopp/data/text/unicode.h"
 
 namespace dtopp::data {
@@ -18,7 +17,7 @@ constexpr size_t kChunkBytes = size_t{1} << 18;
 constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
 [[noreturn]] void fail(const fs::path& path, uint64_t line, const std::string& cause) {
-  throw DataError(path.string() + ": line " + std::to_string(line) + ": " + cause);
+  throw DataError(path, ": line ", line, ": ", cause);
 }
 
 uint64_t count_newlines(std::string_view text) {
@@ -52,7 +51,7 @@ LineReader::LineReader(const fs::path& path, TextPosition start, LineOptions opt
   chunk_.resize(kChunkBytes);
   for (uint64_t left = start.offset; left > 0; left -= begin_) {
     if (!refill())
-      throw DataError(path.string() + ": ends before byte " + std::to_string(start.offset) +
+      throw DataError(path, ": ends before byte ", start.offset,
                       " of its text, which an earlier run read; the file has changed since then");
     begin_ = std::min<uint64_t>(left, end_);
   }
@@ -167,7 +166,7 @@ std::string_view DocumentParser::parse(const fs::path& path, uint64_t number, st
     if (!simdjson::validate_utf8(line)) fail_utf8(path, number, line);
     const std::string_view document = without_byte_order_mark(line);
     if (number == 1 && impl_->begins_with_json_line(document))
-      throw DataError(path.string() + ": looks like JSON lines; rename it to .jsonl");
+      throw DataError(path, ": looks like JSON lines; rename it to .jsonl");
     return document;
   }
   const auto object = impl_->object_of(path, number, line);

@@ -76,7 +76,7 @@ auto at_line(const std::filesystem::path& path, uint64_t number, Encode encode) 
   try {
     return encode();
   } catch (const DataError& error) {
-    throw DataError(path.string() + ": line " + std::to_string(number) + ": " + error.what());
+    throw DataError(path, ": line ", number, ": ", error.what());
   }
 }
 

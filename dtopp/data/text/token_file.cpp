@@ -3,25 +3,16 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <limits>
-#include <optional>
 #include <stdexcept>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/byte_reader.h"
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/base/files.h"
-#include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/manifest.h"
 #include "dtopp/base/stop.h"
 #include "dtopp/data/files/npy.h"
-#include "dtopp/data/files/verified_files.h"
 
 namespace dtopp::data {
 namespace {
@@ -71,8 +62,7 @@ TokenArray::TokenArray(Descriptor file, uint64_t offset, TokenType type, uint64_
     : file_(std::move(file)), offset_(offset), type_(type), count_(count) {
   const uint64_t bytes = file_.size();
   if (offset > bytes || count > (bytes - offset) / size_of(type))
-    throw DataError(path().string() + ": byte " + std::to_string(bytes) + ": ends before " +
-                    std::to_string(count) + " ids of " + std::to_string(size_of(type)) + " bytes");
+    throw DataError(path(), ": byte ", bytes, ": ends before ", count, " ids of ", size_of(type), " bytes");
 }
 
 void TokenArray::read(uint64_t offset, std::span<int64_t> out) const {
@@ -93,8 +83,7 @@ int64_t TokenArray::scan(Hasher& ids) const {
     const auto [low, high] = std::minmax_element(chunk.begin(), chunk.end());
     if (*low < 0)
       throw DataError(
-          path().string() + ": byte " +
-          std::to_string(offset_ + (offset + static_cast<uint64_t>(low - chunk.begin())) * size_of(type_)) +
+          path(), ": byte ", offset_ + (offset + static_cast<uint64_t>(low - chunk.begin())) * size_of(type_),
           ": a token id is negative or at least 2^63; the file is damaged or does not hold token ids");
     largest = std::max(largest, *high);
   }
@@ -135,8 +124,7 @@ TokenType type_of(std::string_view descr, const ByteReader& reader) {
   for (const auto& [name, type] : kTypes) {
     if (descr == name) return type;
   }
-  reader.fail("dtype " + std::string(descr.substr(0, 40)) +
-              " cannot hold token ids; save a little-endian integer array");
+  reader.fail("dtype ", descr.substr(0, 40), " cannot hold token ids; save a little-endian integer array");
 }
 
 TokenArray open_with_header(Descriptor file, std::span<const std::byte> beginning) {
@@ -158,8 +146,8 @@ TokenArray open_npy(const std::filesystem::path& path, int64_t vocab_size) {
   const TokenType type = vocab_size > (int64_t{1} << 16) ? TokenType::kUint32 : TokenType::kUint16;
   const uint64_t bytes = file.size();
   if (bytes % size_of(type) != 0)
-    throw DataError(path.string() + ": byte " + std::to_string(bytes) + ": ends within a token id of " +
-                    std::to_string(size_of(type)) + " bytes: truncated");
+    throw DataError(path, ": byte ", bytes, ": ends within a token id of ", size_of(type),
+                    " bytes: truncated");
   const uint64_t count = bytes / size_of(type);
   return TokenArray(std::move(file), 0, type, count);
 }
@@ -198,11 +186,10 @@ TokenType read_header(ByteReader& reader) {
   if (reader.take_text(kIndexMagic.size()) != kIndexMagic)
     reader.fail("not a Megatron index: it must begin with MMIDIDX");
   const auto version = reader.read<uint64_t>();
-  if (version != kVersion)
-    reader.fail("index version " + std::to_string(version) + " is not supported; only version 1 is");
+  if (version != kVersion) reader.fail("index version ", version, " is not supported; only version 1 is");
   const auto code = reader.read<uint8_t>();
   const auto type = type_of(code);
-  if (!type) reader.fail("type code " + std::to_string(code) + " is not an integer type");
+  if (!type) reader.fail("type code ", code, " is not an integer type");
   return *type;
 }
 
@@ -226,8 +213,9 @@ class IndexColumn {
     return piece_[at_++];
   }
 
-  [[noreturn]] void fail(const std::string& cause) const {
-    throw DataError(file_.path().string() + ": byte " + std::to_string(offset_) + ": " + cause);
+  template <class... Parts>
+  [[noreturn]] void fail(const Parts&... cause) const {
+    throw DataError(file_.path(), ": byte ", offset_, ": ", cause...);
   }
 
  private:
@@ -245,12 +233,10 @@ uint64_t check_sequences(IndexColumn<int32_t> lengths, IndexColumn<int64_t> poin
   for (uint64_t i = 0; i < sequences; ++i) {
     const uint64_t begin = total * id_size;
     if (pointers.next() != static_cast<int64_t>(begin))
-      pointers.fail("sequence " + std::to_string(i) + " (the value before this byte) must begin at byte " +
-                    std::to_string(begin) + " of the .bin file");
+      pointers.fail("sequence ", i, " (the value before this byte) must begin at byte ", begin,
+                    " of the .bin file");
     const int32_t length = lengths.next();
-    if (length < 0)
-      lengths.fail("sequence " + std::to_string(i) + " (the value before this byte) has the length " +
-                   std::to_string(length));
+    if (length < 0) lengths.fail("sequence ", i, " (the value before this byte) has the length ", length);
     total += static_cast<uint64_t>(length);
     if (total > (uint64_t{1} << 59)) lengths.fail("the lengths sum to more than any file holds");
   }
@@ -263,8 +249,8 @@ void check_bounds(IndexColumn<int64_t> values, uint64_t bounds, uint64_t sequenc
     const int64_t bound = values.next();
     if (bound < previous || (i == 0 && bound != 0) || bound > static_cast<int64_t>(sequences) ||
         (i + 1 == bounds && bound != static_cast<int64_t>(sequences)))
-      values.fail("document bound " + std::to_string(i) + " (the value before this byte) is " +
-                  std::to_string(bound) + "; bounds must rise from 0 to " + std::to_string(sequences));
+      values.fail("document bound ", i, " (the value before this byte) is ", bound,
+                  "; bounds must rise from 0 to ", sequences);
     previous = bound;
   }
 }
@@ -284,25 +270,22 @@ TokenPair open_megatron(const std::filesystem::path& bin, const std::filesystem:
   // Checks that the next array is complete, before it is read.
   const auto begin_of = [&](uint64_t values, uint64_t size) {
     if (values > (index_bytes - offset) / size)
-      throw DataError(idx.string() + ": byte " + std::to_string(offset) + ": needs " +
-                      std::to_string(values) + " x " + std::to_string(size) + " bytes, has " +
-                      std::to_string(index_bytes - offset));
+      throw DataError(idx, ": byte ", offset, ": needs ", values, " x ", size, " bytes, has ",
+                      index_bytes - offset);
     return std::exchange(offset, offset + values * size);
   };
   const IndexColumn<int32_t> lengths(index, begin_of(sequences, sizeof(int32_t)), sequences);
   const IndexColumn<int64_t> pointers(index, begin_of(sequences, sizeof(int64_t)), sequences);
   const IndexColumn<int64_t> bound_values(index, begin_of(bounds, sizeof(int64_t)), bounds);
   if (offset != index_bytes)
-    throw DataError(idx.string() + ": byte " + std::to_string(offset) + ": " +
-                    std::to_string(index_bytes - offset) + " bytes follow the index");
+    throw DataError(idx, ": byte ", offset, ": ", index_bytes - offset, " bytes follow the index");
   if (bounds == 0) reader.fail("the index has no document bounds");
   const uint64_t count = check_sequences(lengths, pointers, sequences, size_of(type));
   check_bounds(bound_values, bounds, sequences);
   Descriptor ids = open_regular(bin);
   if (ids.size() != count * size_of(type))
-    throw DataError(bin.string() + ": byte " + std::to_string(ids.size()) + ": the file ends, but " +
-                    idx.filename().string() + " lists " + std::to_string(count * size_of(type)) +
-                    " bytes; it is truncated or belongs to another index");
+    throw DataError(bin, ": byte ", ids.size(), ": the file ends, but ", idx.filename(), " lists ",
+                    count * size_of(type), " bytes; it is truncated or belongs to another index");
   return {TokenArray(std::move(ids), 0, type, count), bounds - 1};
 }
 
@@ -333,25 +316,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct TokenParts {
-  std::vector<TokenArray> arrays;
-  uint64_t documents = 0;
-};
-
 fs::path with_ending(const fs::path& prefix, const char* ending) { return prefix.string() + ending; }
-
-void add_pair(TokenParts& parts, const fs::path& prefix) {
-  auto pair = open_megatron(with_ending(prefix, ".bin"), with_ending(prefix, ".idx"));
-  parts.arrays.push_back(std::move(pair.tokens));
-  parts.documents += pair.documents;
-}
-
-void add_file(TokenParts& parts, const fs::path& path, int64_t vocab_size) {
-  if (path.extension() == ".npy")
-    parts.arrays.push_back(open_npy(path, vocab_size));
-  else
-    add_pair(parts, fs::path(path).replace_extension());
-}
 
 // Lists the .bin and .npy files of the folder, sorted by name. An .idx file without its .bin file is listed
 // too, so that opening it reports the missing file.
@@ -365,7 +330,7 @@ std::vector<fs::path> list_token_files(const fs::path& folder) {
     if (path.extension() == ".idx" && !is_there(fs::path(path).replace_extension(".bin")))
       files.push_back(path);
   }
-  if (error) throw DataError(folder.string() + ": cannot be listed: " + error.message());
+  if (error) throw DataError(folder, ": cannot be listed: ", error.message());
   std::sort(files.begin(), files.end());
   return files;
 }
@@ -375,7 +340,7 @@ std::vector<fs::path> list_token_files(const fs::path& folder) {
 TokenFacts read_facts(const fs::path& folder, const std::vector<fs::path>& files, const Manifest& manifest) {
   for (const fs::path& path : files) {
     if (!manifest.files.contains(path.filename().string()))
-      throw DataError(path.string() + ": not in this folder's manifest.json; move it elsewhere");
+      throw DataError(path, ": not in this folder's manifest.json; move it elsewhere");
   }
   return data::read_facts(manifest, folder / kManifestName);
 }
@@ -392,108 +357,88 @@ std::optional<fs::path> tokenizer_beside(const fs::path& data) {
   return path_kind(path) == PathKind::kFile ? std::optional(path) : std::nullopt;
 }
 
-struct TokenStream::Impl {
-  fs::path path;
-  TokenParts parts;
-  std::vector<uint64_t> first_token;  // offset of each array's first token, then the total
-  std::optional<std::string> tokenizer_hash;
-  std::optional<int64_t> end_of_text;
-  int64_t max_token = -1;
-  std::string content_hash;
-
-  void open_folder(Verify verify, int64_t vocab_size);
-  void open_single(int64_t vocab_size);
-  void scan();
-};
-
-void TokenStream::Impl::open_folder(Verify verify, int64_t vocab_size) {
-  require_finished(path, token_folder_kind());
-  const auto files = list_token_files(path);
-  std::optional<TokenFacts> facts;
-  if (is_there(path / kManifestName)) {
-    const Manifest manifest = read_verified_manifest(path, kTokenDataFormat, verify);
-    facts = read_facts(path, files, manifest);
-    content_hash = hash_of(manifest.files);
-  } else if (files.empty()) {
-    throw DataError(path.string() + ": holds no token files (.bin with .idx, or .npy)");
-  }
-  for (const fs::path& file : files) add_file(parts, file, vocab_size);
-  if (!facts) return scan();
-  uint64_t tokens = 0;
-  for (const TokenArray& array : parts.arrays) tokens += array.size();
-  if (tokens != facts->tokens || parts.documents != facts->documents)
-    throw DataError((path / kManifestName).string() + ": counts " + std::to_string(facts->tokens) +
-                    " tokens in " + std::to_string(facts->documents) + " documents, but the files hold " +
-                    std::to_string(tokens) + " in " + std::to_string(parts.documents));
-  tokenizer_hash = facts->tokenizer_hash;
-  end_of_text = facts->end_of_text;
-  max_token = facts->max_token;
+void TokenStream::add_pair(const fs::path& prefix) {
+  auto pair = open_megatron(with_ending(prefix, ".bin"), with_ending(prefix, ".idx"));
+  arrays_.push_back(std::move(pair.tokens));
+  documents_ += pair.documents;
 }
 
-void TokenStream::Impl::open_single(int64_t vocab_size) {
-  if (path.extension() == ".npy")
-    parts.arrays.push_back(open_npy(path, vocab_size));
-  else if (is_there(with_ending(prefix_of(path), ".idx")) || is_there(with_ending(prefix_of(path), ".bin")))
-    add_pair(parts, prefix_of(path));
+void TokenStream::open_folder(Verify verify, int64_t vocab_size) {
+  require_finished(path_, token_folder_kind());
+  const auto files = list_token_files(path_);
+  std::optional<TokenFacts> facts;
+  if (is_there(path_ / kManifestName)) {
+    const Manifest manifest = read_verified_manifest(path_, kTokenDataFormat, verify);
+    facts = read_facts(path_, files, manifest);
+    content_hash_ = hash_of(manifest.files);
+  } else if (files.empty()) {
+    throw DataError(path_, ": holds no token files (.bin with .idx, or .npy)");
+  }
+  for (const fs::path& file : files) {
+    if (file.extension() == ".npy")
+      arrays_.push_back(open_npy(file, vocab_size));
+    else
+      add_pair(prefix_of(file));
+  }
+  if (!facts) return scan();
+  uint64_t tokens = 0;
+  for (const TokenArray& array : arrays_) tokens += array.size();
+  if (tokens != facts->tokens || documents_ != facts->documents)
+    throw DataError((path_ / kManifestName).string(), ": counts ", facts->tokens, " tokens in ",
+                    facts->documents, " documents, but the files hold ", tokens, " in ", documents_);
+  tokenizer_hash_ = facts->tokenizer_hash;
+  end_of_text_ = facts->end_of_text;
+  max_token_ = facts->max_token;
+}
+
+void TokenStream::open_single(int64_t vocab_size) {
+  if (path_.extension() == ".npy")
+    arrays_.push_back(open_npy(path_, vocab_size));
+  else if (is_there(with_ending(prefix_of(path_), ".idx")) || is_there(with_ending(prefix_of(path_), ".bin")))
+    add_pair(prefix_of(path_));
   else
-    throw DataError(
-        path.string() + ": no token data; make it (dtopp prepare text FILES --tokenizer FILE --output " +
-        path.string() + "), or give a folder, a .npy file, or the common prefix of a .bin and an .idx file");
+    throw DataError(path_, ": no token data; make it (dtopp prepare text FILES --tokenizer FILE --output ",
+                    path_,
+                    "), or give a folder, a .npy file, or the common prefix of a .bin and an .idx file");
   scan();
 }
 
-void TokenStream::Impl::scan() {
+void TokenStream::scan() {
   Hasher ids;
-  for (const TokenArray& array : parts.arrays) max_token = std::max(max_token, array.scan(ids));
-  content_hash = ids.hexdigest();
+  for (const TokenArray& array : arrays_) max_token_ = std::max(max_token_, array.scan(ids));
+  content_hash_ = ids.hexdigest();
 }
 
 TokenStream TokenStream::open(const fs::path& path, Verify verify, int64_t vocab_size) {
-  auto impl = std::make_unique<Impl>();
-  impl->path = path;
+  TokenStream stream(path);
   std::error_code unused;
   if (fs::is_directory(path, unused))
-    impl->open_folder(verify, vocab_size);
+    stream.open_folder(verify, vocab_size);
   else
-    impl->open_single(vocab_size);
-  impl->first_token.push_back(0);
-  for (const TokenArray& array : impl->parts.arrays)
-    impl->first_token.push_back(impl->first_token.back() + array.size());
-  return TokenStream(std::move(impl));
+    stream.open_single(vocab_size);
+  for (const TokenArray& array : stream.arrays_)
+    stream.first_token_.push_back(stream.first_token_.back() + array.size());
+  return stream;
 }
-
-TokenStream::TokenStream(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-TokenStream::TokenStream(TokenStream&&) noexcept = default;
-TokenStream::~TokenStream() = default;
-
-uint64_t TokenStream::size() const { return impl_->first_token.back(); }
 
 void TokenStream::read(uint64_t offset, std::span<int64_t> out) const {
   if (offset > size() || out.size() > size() - offset)
     throw std::out_of_range("tokens " + std::to_string(offset) + " + " + std::to_string(out.size()) +
                             " lie beyond the " + std::to_string(size()) + " of " + path().string());
-  const auto& first = impl_->first_token;
+  const auto& first = first_token_;
   auto part = static_cast<size_t>(std::upper_bound(first.begin(), first.end(), offset) - first.begin()) - 1;
   for (; !out.empty(); ++part) {
     const uint64_t count = std::min<uint64_t>(out.size(), first[part + 1] - offset);
-    impl_->parts.arrays[part].read(offset - first[part], out.first(count));
+    arrays_[part].read(offset - first[part], out.first(count));
     offset += count;
     out = out.subspan(count);
   }
 }
 
-uint64_t TokenStream::documents() const { return impl_->parts.documents; }
-std::optional<std::string> TokenStream::tokenizer_hash() const { return impl_->tokenizer_hash; }
-std::optional<int64_t> TokenStream::end_of_text() const { return impl_->end_of_text; }
-int64_t TokenStream::max_token() const { return impl_->max_token; }
-const std::string& TokenStream::content_hash() const { return impl_->content_hash; }
-
 void TokenStream::require_ids_below(int64_t vocab_size) const {
   if (max_token() < vocab_size) return;
-  throw UsageError(path().string() + ": token id " + std::to_string(max_token()) +
-                   " does not fit model.vocab_size " + std::to_string(vocab_size) +
+  throw UsageError(path(), ": token id ", max_token(), " does not fit model.vocab_size ", vocab_size,
                    "; raise model.vocab_size, or prepare the text again");
 }
-const fs::path& TokenStream::path() const { return impl_->path; }
 
 }  // namespace dtopp::data

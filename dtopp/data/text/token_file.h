@@ -6,10 +6,10 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -23,12 +23,11 @@
 
 namespace dtopp::data {
 
-// Reads the token ids of a .bin or .npy file: one array of one integer type.
-
 enum class TokenType { kUint8, kInt8, kUint16, kInt16, kUint32, kInt32, kUint64, kInt64 };
 
 uint64_t size_of(TokenType type);  // bytes per id
 
+// The token ids of a .bin or .npy file: one array of one integer type.
 class TokenArray {
  public:
   // Wraps the `count` ids that begin at byte `offset` of `file`. Throws DataError if the file is too short.
@@ -50,10 +49,6 @@ class TokenArray {
   uint64_t count_;
 };
 
-// Converts the facts about a folder of token files to and from JSON.
-//
-// manifest.json holds them when the folder is complete, progress.json before.
-
 inline constexpr char kTokenDataFormat[] = "dtopp token data 2";       // manifest.json
 inline constexpr char kPrepareRecordFormat[] = "dtopp preparation 2";  // progress.json
 inline constexpr char kIndexName[] = "tokens.idx";
@@ -63,6 +58,7 @@ inline constexpr char kTokenizerName[] = "tokenizer.json";
 // The files of a folder that `dtopp prepare text` fills.
 FolderKind token_folder_kind();
 
+// The facts about a folder of token files: in manifest.json when it is complete, in progress.json before.
 struct TokenFacts {
   std::string tokenizer_hash;
   int64_t end_of_text = 0;
@@ -78,16 +74,12 @@ nlohmann::ordered_json to_json(uint64_t documents, uint64_t tokens, int64_t max_
 // key, if a value is missing or has a wrong type.
 TokenFacts read_facts(const Manifest& manifest, const std::filesystem::path& path);
 
-// Opens token ids in NumPy's format.
-
 // Opens a .npy file with NumPy's header (one dimension, integers, little-endian) or without a header. OLMo
 // writes raw ids without a header: uint16, or uint32 if `vocab_size` exceeds 65536. Throws DataError if the
 // header is not supported or the file is truncated.
 TokenArray open_npy(const std::filesystem::path& path, int64_t vocab_size);
 
-// Reads and writes the .idx file of Megatron's IndexedDataset.
-//
-// The layout of version 1, little-endian:
+// The .idx file of Megatron's IndexedDataset, version 1, little-endian:
 //
 //   "MMIDIDX\0\0"
 //   uint64    1, the version
@@ -126,30 +118,39 @@ class TokenStream {
   // if a file is missing, truncated or damaged.
   static TokenStream open(const std::filesystem::path& path, Verify verify = Verify::kChanged,
                           int64_t vocab_size = 0);
-  TokenStream(TokenStream&&) noexcept;
-  ~TokenStream();
 
-  uint64_t size() const;  // tokens
+  uint64_t size() const { return first_token_.back(); }  // tokens
   // Copies tokens [offset, offset + out.size()). Throws std::out_of_range if they exceed the stream.
   void read(uint64_t offset, std::span<int64_t> out) const;
   // The number of documents that the format records. A .npy file records none and counts 0.
-  uint64_t documents() const;
+  uint64_t documents() const { return documents_; }
   // The tokenizer's hash in manifest.json; nullopt without a manifest.
-  std::optional<std::string> tokenizer_hash() const;
+  const std::optional<std::string>& tokenizer_hash() const { return tokenizer_hash_; }
   // The end-of-text id in manifest.json; nullopt without a manifest.
-  std::optional<int64_t> end_of_text() const;
+  std::optional<int64_t> end_of_text() const { return end_of_text_; }
   // The largest id in the stream, from the manifest or from the scan that open() makes without one.
-  int64_t max_token() const;
+  int64_t max_token() const { return max_token_; }
   // A hash of the content, independent of its path: of the manifest's checksums, or else of all ids.
-  const std::string& content_hash() const;
+  const std::string& content_hash() const { return content_hash_; }
   // Throws UsageError if the largest id is not below a model's vocab_size.
   void require_ids_below(int64_t vocab_size) const;
-  const std::filesystem::path& path() const;
+  const std::filesystem::path& path() const { return path_; }
 
  private:
-  struct Impl;
-  explicit TokenStream(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit TokenStream(std::filesystem::path path) : path_(std::move(path)) {}
+  void open_folder(Verify verify, int64_t vocab_size);
+  void open_single(int64_t vocab_size);
+  void add_pair(const std::filesystem::path& prefix);
+  void scan();
+
+  std::filesystem::path path_;
+  std::vector<TokenArray> arrays_;
+  std::vector<uint64_t> first_token_{0};  // offset of each array's first token, then the total
+  uint64_t documents_ = 0;
+  std::optional<std::string> tokenizer_hash_;
+  std::optional<int64_t> end_of_text_;
+  int64_t max_token_ = -1;
+  std::string content_hash_;
 };
 
 }  // namespace dtopp::data

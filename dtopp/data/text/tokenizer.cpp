@@ -1,22 +1,17 @@
 #include "dtopp/data/text/tokenizer.h"
 
 #include <algorithm>
-#include <array>
 #include <mutex>
-#include <optional>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include <simdjson.h>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
+#include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/data/text/byte_pair_encoding.h"
 #include "dtopp/data/text/split_pattern.h"
-#include "dtopp/data/text/tokenizer_json.h"
-#include "dtopp/data/text/unicode.h"
 
 namespace dtopp::data {
 namespace {
@@ -133,7 +128,7 @@ AddedTokens assign_added_tokens(const TokenizerSpec& spec, const Vocabulary& voc
     const auto known = added.ids.find(token.content);
     std::optional<int32_t> id = known != added.ids.end() ? known->second : vocabulary.id(token.content);
     if (!id && next_id >= kMaxTokenId)
-      throw DataError(file + ": added_tokens: more than " + std::to_string(kMaxTokenId) + " tokens");
+      throw DataError(file, ": added_tokens: more than ", kMaxTokenId, " tokens");
     if (!id) id = static_cast<int32_t>(next_id++);
     added.ids[token.content] = *id;
     std::string storage;
@@ -320,7 +315,7 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   if (!simdjson::validate_utf8(text.data(), text.size()))
-    throw DataError("byte " + std::to_string(find_invalid_utf8(text).value_or(0)) +
+    throw DataError("byte ", find_invalid_utf8(text).value_or(0),
                     " is not valid UTF-8; convert the text to UTF-8");
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 4 + 8);
@@ -358,8 +353,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   for (const int32_t id : ids) {
     tokens.push_back(impl_->spelling(id));
     if (tokens.back() == nullptr)
-      throw DataError("token id " + std::to_string(id) + " does not exist; the tokenizer has " +
-                      std::to_string(vocab_size()) + " ids");
+      throw DataError("token id ", id, " does not exist; the tokenizer has ", vocab_size(), " ids");
   }
   std::string text = impl_->join(tokens);
   if (impl_->space_marks && impl_->space_marks->strips_first && text.starts_with(' ')) text.erase(0, 1);
@@ -404,9 +398,8 @@ std::optional<std::string_view> Tokenizer::end_of_text_token() const {
 
 int32_t Tokenizer::end_of_text() const {
   if (const auto token = end_of_text_token()) return *token_to_id(*token);
-  std::string names;
-  for (const std::string_view token : kEndOfTextTokens) names.append(names.empty() ? "" : ", ").append(token);
-  throw DataError("the tokenizer has no added token that closes each document; add one of " + names);
+  throw DataError("the tokenizer has no added token that closes each document; add one of ",
+                  joined({kEndOfTextTokens.begin(), kEndOfTextTokens.end()}, ", "));
 }
 
 const std::string& Tokenizer::file_text() const { return impl_->text; }

@@ -27,14 +27,6 @@
 
 namespace dtopp::data {
 
-// Holds the added tokens of a tokenizer, with the ids and spellings that Hugging Face assigns when it loads
-// them.
-
-// Splits text at added tokens, as Hugging Face `tokenizers` does.
-//
-// The leftmost match wins, and the longest of those that begin there. Matches never overlap. The flags
-// single_word, lstrip and rstrip apply to each match afterwards.
-
 // A byte range of a text: an added token, or the text between two of them (id -1).
 struct TextSegment {
   int32_t id;
@@ -42,6 +34,9 @@ struct TextSegment {
   size_t end;
 };
 
+// Splits text at added tokens, as Hugging Face `tokenizers` does. The leftmost match wins, and the longest of
+// those that begin there. Matches never overlap. The flags single_word, lstrip and rstrip apply to each match
+// afterwards.
 class AddedTokenMatcher {
  public:
   struct Pattern {
@@ -94,7 +89,6 @@ AddedTokenMatcher make_matcher(const AddedTokens& added, bool normalized);
 
 // Caches the ids of encoded words, for one thread. The cache is bounded and direct-mapped: a word replaces
 // the word whose hash selects the same entry.
-
 class WordCache {
  public:
   static constexpr size_t kMaxWordBytes = 31;

@@ -12,13 +12,9 @@
 
 namespace dtopp {
 template <>
-inline const char* expected<simdjson::dom::array>() {
-  return "must be an array";
-}
+inline constexpr const char* kExpected<simdjson::dom::array> = "must be an array";
 template <>
-inline const char* expected<simdjson::dom::object>() {
-  return "must be an object of ids";
-}
+inline constexpr const char* kExpected<simdjson::dom::object> = "must be an object of ids";
 
 }  // namespace dtopp
 

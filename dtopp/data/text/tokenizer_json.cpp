@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <cctype>
-#include <optional>
 #include <random>
 
 #include <xxhash.h>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/data/text/tokenizer_fields.h"
-#include "dtopp/data/text/unicode.h"
 
 namespace dtopp::data {
 ByteAlphabet::ByteAlphabet() {
@@ -69,8 +67,8 @@ Vocabulary::Vocabulary(const std::vector<std::pair<std::string, int32_t>>& entri
   tokens_.resize(largest + 1, nullptr);
   for (const auto& [token, id] : ids_) {
     if (tokens_[id] != nullptr)
-      throw DataError(file + ": model.vocab: " + quote(*tokens_[id]) + " and " + quote(token) +
-                      " share the id " + std::to_string(id));
+      throw DataError(file, ": model.vocab: ", quote(*tokens_[id]), " and ", quote(token), " share the id ",
+                      id);
     tokens_[id] = &token;
   }
 }
@@ -225,10 +223,9 @@ int64_t marked_bytes(std::string_view token) {
 namespace {
 
 void require_text(const TokenizerFields& fields, const char* key, std::string_view wanted) {
-  if (fields.get<std::string>(key, "") != wanted) fields.fail(key, "must be " + quote(wanted));
+  if (fields.get<std::string>(key, "") != wanted) fields.fail(key, "must be ", quote(wanted));
 }
 
-// Requires a Replace of the text `from` by `to`.
 void require_replacement(const TokenizerFields& part, std::string_view from, std::string_view to) {
   require_text(part.object("pattern"), "String", from);
   require_text(part, "content", to);
@@ -248,7 +245,7 @@ void read_normalizer(const TokenizerFields& root, TokenizerSpec& spec) {
       require_replacement(part, " ", kSpaceMark);
       spec.space_marks.emplace();
     } else {
-      part.fail("type", quote(type) + " is not supported; only NFC, Prepend, Replace or null is");
+      part.fail("type", quote(type), " is not supported; only NFC, Prepend, Replace or null is");
     }
   });
   if (spec.space_marks && spec.nfc) root.fail("normalizer", "must be NFC or Replace, not both");
@@ -273,7 +270,7 @@ SplitSpec read_split(const TokenizerFields& part) {
   }
   const auto name = part.get<std::string>("behavior", "");
   if (name != "Isolated" && name != "Removed")
-    part.fail("behavior", quote(name) + " is not supported; only Isolated and Removed are");
+    part.fail("behavior", quote(name), " is not supported; only Isolated and Removed are");
   const bool invert = part.get<bool>("invert");
   if (name == "Removed") (invert ? split.keep_rest : split.keep_matches) = false;
   return split;
@@ -318,7 +315,7 @@ constexpr const char* kDigits = "[\\p{N}\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF
 void read_pre_tokenizer(const TokenizerFields& root, TokenizerSpec& spec) {
   constexpr const char* kSupported = "; the last must be ByteLevel, and Split or Digits may precede it";
   if (read_space_marks(root, spec)) return;
-  if (!root.has("pre_tokenizer")) root.fail("pre_tokenizer", std::string("is missing") + kSupported);
+  if (!root.has("pre_tokenizer")) root.fail("pre_tokenizer", "is missing", kSupported);
   bool complete = false;
   visit_parts(root.object("pre_tokenizer"), "pretokenizers", [&](const TokenizerFields& part) {
     const std::string type = part.text("type");
@@ -332,10 +329,10 @@ void read_pre_tokenizer(const TokenizerFields& root, TokenizerSpec& spec) {
       spec.use_regex = part.get("use_regex", true);
       complete = true;
     } else {
-      part.fail("type", quote(type) + " is not supported here" + kSupported);
+      part.fail("type", quote(type), " is not supported here", kSupported);
     }
   });
-  if (!complete) root.fail("pre_tokenizer", std::string("has no ByteLevel") + kSupported);
+  if (!complete) root.fail("pre_tokenizer", "has no ByteLevel", kSupported);
   // The scanner for GPT-2's pattern is faster than the pattern.
   const bool scan = !spec.splits.empty() && spec.splits.back().pattern == kGpt2Pattern &&
                     spec.splits.back().keep_matches && spec.splits.back().keep_rest;
@@ -360,7 +357,7 @@ void read_marks_decoder(const TokenizerFields& root, SpaceMarks& marks) {
   marks.decodes = true;
   marks.strips_first = types == "Replace ByteFallback Fuse Strip ";
   if (!marks.strips_first && types != "Replace ByteFallback Fuse ")
-    root.fail("decoder", "must be Replace, ByteFallback, Fuse and optionally Strip, is " + quote(types));
+    root.fail("decoder", "must be Replace, ByteFallback, Fuse and optionally Strip, is ", quote(types));
 }
 
 void read_decoder(const TokenizerFields& root, TokenizerSpec& spec) {
@@ -369,7 +366,7 @@ void read_decoder(const TokenizerFields& root, TokenizerSpec& spec) {
   visit_parts(root.object("decoder"), "decoders", [&](const TokenizerFields& part) {
     const std::string type = part.text("type");
     if (type != "ByteLevel" || spec.byte_level_decoder)
-      part.fail("type", quote(type) + " is not supported; only one ByteLevel or null is");
+      part.fail("type", quote(type), " is not supported; only one ByteLevel or null is");
     spec.byte_level_decoder = true;
   });
 }
@@ -377,16 +374,14 @@ void read_decoder(const TokenizerFields& root, TokenizerSpec& spec) {
 // Limits the number of entries: entries of a few bytes must not expand a file of 64 MiB to gigabytes of
 // memory.
 void check_count(const TokenizerFields& model, const char* key, size_t entries) {
-  if (entries >= static_cast<size_t>(kMaxTokenId))
-    model.fail(key, "has more than " + std::to_string(kMaxTokenId) + " entries");
+  if (entries >= static_cast<size_t>(kMaxTokenId)) model.fail(key, "has more than ", kMaxTokenId, " entries");
 }
 
 void read_vocab(const TokenizerFields& model, TokenizerSpec& spec) {
   for (const auto entry : model.get<simdjson::dom::object>("vocab")) {
     uint64_t id;
     if (entry.value.get(id) != simdjson::SUCCESS || id >= static_cast<uint64_t>(kMaxTokenId))
-      model.fail("vocab[" + quote(entry.key) + "]",
-                 "must be an integer from 0 to " + std::to_string(kMaxTokenId - 1));
+      model.fail("vocab[", quote(entry.key), "]", "must be an integer from 0 to ", kMaxTokenId - 1);
     check_count(model, "vocab", spec.vocab.size());
     spec.vocab.emplace_back(entry.key, static_cast<int32_t>(id));
   }
@@ -429,7 +424,7 @@ void read_merges(const TokenizerFields& model, TokenizerSpec& spec) {
 void read_model(const TokenizerFields& root, TokenizerSpec& spec) {
   const TokenizerFields model = root.object("model");
   if (const auto type = model.get<std::string>("type", "BPE"); type != "BPE")
-    model.fail("type", quote(type) + " is not supported; only BPE is");
+    model.fail("type", quote(type), " is not supported; only BPE is");
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
     if (!model.get<std::string>(key, "").empty())
       model.fail(key, "is not supported; byte-level BPE has none");
@@ -451,7 +446,7 @@ void read_added_tokens(const TokenizerFields& root, TokenizerSpec& spec) {
     AddedToken added;
     added.content = fields.text("content");
     if (added.content.size() > kMaxAddedTokenBytes)
-      fields.fail("content", "is longer than " + std::to_string(kMaxAddedTokenBytes) + " bytes");
+      fields.fail("content", "is longer than ", kMaxAddedTokenBytes, " bytes");
     added.single_word = fields.get<bool>("single_word");
     added.lstrip = fields.get<bool>("lstrip");
     added.rstrip = fields.get<bool>("rstrip");
@@ -469,7 +464,7 @@ TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& fil
   simdjson::dom::parser parser;
   SimdJson::Value value;
   if (const auto error = parser.parse(simdjson::padded_string(text)).get(value); error != simdjson::SUCCESS)
-    throw DataError(file + ": not a tokenizer.json: " + simdjson::error_message(error));
+    throw DataError(file, ": not a tokenizer.json: ", simdjson::error_message(error));
   const TokenizerFields root(value, file);
   TokenizerSpec spec;
   if (root.get<std::string>("version", "1.0") != "1.0") root.fail("version", "must be \"1.0\"");

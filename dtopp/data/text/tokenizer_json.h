@@ -21,8 +21,6 @@
 
 namespace dtopp::data {
 
-// Maps tokens to ids and back, and bytes to the characters in which tokens are written.
-
 // GPT-2's byte-level alphabet: a printable byte is written as itself, any other byte as a character from
 // U+0100 on.
 class ByteAlphabet {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <vector>
 
 #include <utf8proc.h>
 
@@ -116,8 +115,7 @@ namespace {
 int combining_class(utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; }
 
 void require_success(utf8proc_ssize_t count) {
-  if (count < 0)
-    throw DataError(std::string("the text cannot be normalized to NFC: ") + utf8proc_errmsg(count));
+  if (count < 0) throw DataError("the text cannot be normalized to NFC: ", utf8proc_errmsg(count));
 }
 
 // Appends the canonical decomposition of one code point. No code point has more than four parts.
