@@ -299,12 +299,13 @@ std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b) 
 }
 
 bool affects_result(const std::string& key) {
+  // With a dot at the end: all keys of a section.
   static const std::set<std::string_view> kFree = {"name",
                                                    "output",
-                                                   "parallel",
-                                                   "validation",
-                                                   "checkpoint",
-                                                   "logging",
+                                                   "parallel.",
+                                                   "validation.",
+                                                   "checkpoint.",
+                                                   "logging.",
                                                    "training.threads",
                                                    "training.device",
                                                    "training.deterministic",
@@ -315,7 +316,7 @@ bool affects_result(const std::string& key) {
                                                    "data.validation",
                                                    "diffusion.samples_every",
                                                    "diffusion.sample_classes"};
-  return !kFree.contains(key) && !kFree.contains(std::string_view(key).substr(0, key.find('.')));
+  return !kFree.contains(key) && !kFree.contains(std::string_view(key).substr(0, key.find('.') + 1));
 }
 
 }  // namespace dtopp::config

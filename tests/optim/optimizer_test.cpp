@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "dtopp/base/format.h"
+
 namespace dtopp::optim {
 namespace {
 

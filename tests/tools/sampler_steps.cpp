@@ -6,6 +6,7 @@
 #include <exception>
 #include <string_view>
 
+#include "dtopp/base/format.h"
 #include "dtopp/inference/diffusion_model.h"
 #include "tensor_output.h"
 

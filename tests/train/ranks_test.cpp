@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "dtopp/base/format.h"
 #include "dtopp/checkpoint/tensor_files.h"
 #include "tests/distributed/rank_threads.h"
 #include "tests/train/tiny_model.h"

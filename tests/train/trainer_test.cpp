@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtopp/base/format.h"
 #include "dtopp/models/make_model.h"
 #include "dtopp/moe/routers/make_router.h"
 #include "tiny_model.h"
