@@ -21,7 +21,7 @@
 #include "benchmarks/delayed_collectives.h"
 #include "dtopp/base/random.h"
 #include "dtopp/models/make_model.h"
-#include "dtopp/plan/expert_parallel.h"
+#include "dtopp/plan/plan.h"
 #include "dtopp/train/trainer.h"
 #include "tests/distributed/rank_threads.h"
 

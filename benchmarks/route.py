@@ -1,5 +1,5 @@
 """Times each router's selection, forward + backward, as a share of moe_ffn's: T 8192, about 8 of 64 experts active, at
-D 512, F 256 and at the lab's D 256, F 128. The routers of dtopp/moe/routers as operators and tensor operations, with
+D 512, F 256 and at the lab's D 256, F 128. The routers of dtopp/moe as operators and tensor operations, with
 gradients of all losses; `_zero` with 32 zero experts. Prints one JSON line per size and router."""
 
 import torch

@@ -1,26 +1,29 @@
 // Implements `dtopp convert`: converts checkpoints and tasks to the formats of other programs, and back.
+#include "dtopp/convert/convert.h"
+
 #include <cstdio>
 #include <memory>
 #include <string>
 
 #include "cli/commands.h"
-#include "cli/evaluate.h"
+#include "cli/console.h"
+#include "cli/inference.h"
 #include "cli/option_checks.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/convert/convert_gguf.h"
-#include "dtopp/convert/convert_huggingface.h"
-#include "dtopp/convert/convert_lm_eval.h"
 #include "dtopp/eval/perplexity.h"
 
 namespace dtopp::cli {
 namespace {
+
+constexpr int64_t kBatchSize = 8;
 
 struct ConvertOptions {
   InferenceOptions from;
   std::string folder;
 };
 
-struct ToHuggingFace : EvaluateOptions {
+struct ToHuggingFace {
+  InferenceOptions inference;
   std::string folder, text;
   convert::HuggingFaceOptions how;
 };
@@ -28,12 +31,13 @@ struct ToHuggingFace : EvaluateOptions {
 // Prints the numbers of experts of the text's tokens, and the share of tokens with more than `most`.
 void print_experts(const ToHuggingFace& options, const checkpoint::Checkpoint& checkpoint, int64_t most) {
   const inference::InferenceModel model = load_model(options.inference, checkpoint);
-  const eval::EvaluationText text = open_texts(options, {options.text}, checkpoint, model.config.model);
+  const eval::EvaluationText text =
+      open_texts(options.inference, {options.text}, checkpoint, model.config.model);
   distributed::SingleRank alone;
   ConsoleWatch watch(alone);
   watch.begin("experts", "tok", text.size());
   const moe::ActivationStatistics active =
-      eval::measure_perplexity(model, text, options.batch_size, alone, watch).activations;
+      eval::measure_perplexity(model, text, kBatchSize, alone, watch).activations;
   watch.end();
   const at::Tensor share_LN = active.histogram().to(at::kDouble) / static_cast<double>(active.tokens());
   const auto largest = active.histogram().sum(0).nonzero().max().item<int64_t>();

@@ -1,5 +1,4 @@
-#include "cli/evaluate.h"
-
+// Implements `dtopp evaluate`: the loss, the tasks, the experts and the routing of trained models.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -37,26 +36,16 @@
 
 namespace dtopp::cli {
 
-eval::EvaluationText open_texts(const EvaluateOptions& options, const std::vector<std::string>& paths,
-                                const checkpoint::Checkpoint& checkpoint, const config::ModelConfig& config) {
-  const StopScope begins(stop_token());
-  std::optional<eval::EvaluationText> all;
-  for (const std::string& path : paths) {
-    eval::EvaluationText text =
-        eval::is_token_data(path)
-            ? eval::EvaluationText(path, config.vocab_size)
-            : eval::EvaluationText(path, inference::load_tokenizer(checkpoint, options.inference.tokenizer,
-                                                                   config.vocab_size));
-    if (all)
-      all->append(std::move(text));
-    else
-      all.emplace(std::move(text));
-  }
-  if (paths.size() > 1) all->source_names();  // fails early if a path occurs twice
-  return std::move(*all);
-}
-
 namespace {
+
+// The options of all commands of evaluate.
+struct EvaluateOptions {
+  InferenceOptions inference;
+  std::string output;
+  int64_t batch_size = 8;
+  int64_t processes = 0;  // processes to start; 0: this process evaluates, alone or as a rank
+  bool json = false;
+};
 
 // Adds --output, --batch-size, --json and --processes.
 void add_evaluate_options(CLI::App& command, EvaluateOptions& options) {
@@ -217,7 +206,7 @@ struct MeasuredText {
 
 MeasuredText open_measured_text(const TextOptions& options, const checkpoint::Checkpoint& checkpoint,
                                 const config::ModelConfig& config) {
-  MeasuredText measured{open_texts(options, options.texts, checkpoint, config), {}, {}};
+  MeasuredText measured{open_texts(options.inference, options.texts, checkpoint, config), {}, {}};
   if (!options.by_document && !checkpoint.has_tokenizer() && options.inference.tokenizer.empty())
     return measured;
   const data::Tokenizer tokenizer =
@@ -633,7 +622,7 @@ void evaluate_experts(const ExpertsOptions& options, distributed::Collectives& r
   const config::ModelConfig& config = model.config.model;
   const data::Tokenizer tokenizer =
       inference::load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
-  const eval::EvaluationText text = open_texts(options, options.texts, checkpoint, config);
+  const eval::EvaluationText text = open_texts(options.inference, options.texts, checkpoint, config);
   require_same_work(options, checkpoint, text.size(), ranks);
   meet_target(model, options.inference, checkpoint, &text);
   const tasks::EvaluatedModel evaluated = evaluated_model(options, checkpoint, model.routing);
@@ -648,8 +637,8 @@ void evaluate_experts(const ExpertsOptions& options, distributed::Collectives& r
   watch.begin("experts", "tok",
               std::max<uint64_t>(text.size(), 1) - 1);  // without the first, which is not predicted
   const eval::ActivationAnalysis analysis = eval::analyze_activations(
-      model, text, tasks::find_token_kinds(ids, tokenizer, config.sequence_length, begins),
-      options.batch_size, ranks, watch);
+      model, text, eval::find_token_kinds(ids, tokenizer, config.sequence_length, begins), options.batch_size,
+      ranks, watch);
   watch.end();
   if (ranks.rank() > 0) return;
   json.update(to_json(analysis, model));

@@ -1,9 +1,13 @@
 #include "cli/inference.h"
 
 #include <cstdio>
+#include <optional>
+#include <utility>
 
+#include "cli/console.h"
 #include "cli/option_checks.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/stop.h"
 #include "dtopp/data/text/prepare_text.h"
 #include "dtopp/device/device.h"
 #include "dtopp/inference/expert_budget.h"
@@ -68,6 +72,25 @@ at::Device set_up_device(const InferenceOptions& options) {
 
 at::ScalarType compute_type(const InferenceOptions& options) {
   return device::compute_type(options.precision, device::compute_device(options.device, "--device"));
+}
+
+eval::EvaluationText open_texts(const InferenceOptions& options, const std::vector<std::string>& paths,
+                                const checkpoint::Checkpoint& checkpoint, const config::ModelConfig& config) {
+  const StopScope begins(stop_token());
+  std::optional<eval::EvaluationText> all;
+  for (const std::string& path : paths) {
+    eval::EvaluationText text =
+        eval::is_token_data(path)
+            ? eval::EvaluationText(path, config.vocab_size)
+            : eval::EvaluationText(
+                  path, inference::load_tokenizer(checkpoint, options.tokenizer, config.vocab_size));
+    if (all)
+      all->append(std::move(text));
+    else
+      all.emplace(std::move(text));
+  }
+  if (paths.size() > 1) all->source_names();  // fails early if a path occurs twice
+  return std::move(*all);
 }
 
 inference::InferenceModel load_model(const InferenceOptions& options,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
@@ -41,6 +42,10 @@ void require_type(const checkpoint::Checkpoint& checkpoint, config::ModelType ty
 at::Device set_up_device(const InferenceOptions& options);
 
 at::ScalarType compute_type(const InferenceOptions& options);
+
+// Opens the texts in `paths` as sources of one. Plain text is encoded with the checkpoint's tokenizer.
+eval::EvaluationText open_texts(const InferenceOptions& options, const std::vector<std::string>& paths,
+                                const checkpoint::Checkpoint& checkpoint, const config::ModelConfig& config);
 
 // Loads the model on the device of --device in --precision, with the checkpoint's thresholds.
 inference::InferenceModel load_model(const InferenceOptions& options,

@@ -9,7 +9,6 @@
 
 #include "cli/commands.h"
 #include "cli/option_checks.h"
-#include "dtopp/plan/plan_text.h"
 
 namespace dtopp::cli {
 namespace {

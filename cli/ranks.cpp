@@ -17,7 +17,6 @@
 #include "dtopp/launch/local_ranks.h"
 #include "dtopp/models/make_model.h"
 #include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
-#include "dtopp/plan/expert_parallel.h"
 #include "dtopp/train/start.h"
 
 namespace dtopp::cli {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes dtopp/data/images/glyphs.cpp: the printable ASCII of the public-domain X11 font misc-fixed 6x10.
+"""Writes the table of dtopp/data/images/picture.cpp: the printable ASCII of the public-domain X11 font misc-fixed 6x10.
 
 Usage: .venv/bin/python scripts/make_glyphs.py FONT, with Pillow. FONT is usr/share/fonts/X11/misc/6x10.pcf.gz of Debian's
 package xfonts-base.
@@ -7,6 +7,7 @@ package xfonts-base.
 
 import gzip
 import pathlib
+import re
 import sys
 
 from PIL import PcfFontFile
@@ -19,8 +20,7 @@ for code in range(32, 127):
     rows = [sum((image.getpixel((x, y)) != 0) << (5 - x) for x in range(6)) for y in range(10)]
     lines.append("    {" + ", ".join(f"0x{row:02x}" for row in rows) + "},")
 root = pathlib.Path(__file__).resolve().parent.parent
-(root / "dtopp/data/images/glyphs.cpp").write_text(
-    "// Made by scripts/make_glyphs.py from the public-domain X11 font misc-fixed 6x10; do not edit.\n"
-    '#include "dtopp/data/images/glyphs.h"\n\nnamespace dtopp {\n\n// clang-format off\n'
-    "const uint8_t kGlyphs[kGlyphCount][kGlyphHeight] = {\n" + "\n".join(lines) +
-    "\n};\n// clang-format on\n\n}  // namespace dtopp\n")
+picture = root / "dtopp/data/images/picture.cpp"
+table = "constexpr uint8_t kGlyphs[kGlyphCount][kGlyphHeight] = {\n" + "\n".join(lines) + "\n};\n"
+picture.write_text(re.sub(r"(?<=// clang-format off\n).*(?=// clang-format on)", lambda _: table, picture.read_text(),
+                          flags=re.S))

@@ -103,7 +103,7 @@ struct CheckpointContents {
   std::string images_json{};   // image models only (data/images/image_data.h)
   // The moving averages in fp32, under the parameters' names; empty if there are none.
   std::vector<TensorSource> ema{};
-  // The router's state (moe/routers/make_router.h), the same on every rank; empty if it has none.
+  // The router's state (moe/make_router.h), the same on every rank; empty if it has none.
   std::vector<TensorSource> router{};
 };
 

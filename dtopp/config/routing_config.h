@@ -137,11 +137,6 @@ inline bool holds_target(RoutingMethod method) { return has_controller(method) |
 // Whether a router matrix computes logits. Without one, the token's id selects its experts.
 inline bool has_logits(RoutingMethod method) { return method != RoutingMethod::kHash; }
 
-// The target T_l of a layer.
-inline double target_of_layer(const RoutingConfig& config, int64_t layer) {
-  return config.experts.size() == 1 ? config.experts[0] : config.experts.at(static_cast<size_t>(layer));
-}
-
 // K of Top-k. Requires a configuration that validate() accepts.
 inline int64_t top_k_of(const RoutingConfig& config) { return static_cast<int64_t>(config.experts.at(0)); }
 

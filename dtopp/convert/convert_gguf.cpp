@@ -1,5 +1,3 @@
-#include "dtopp/convert/convert_gguf.h"
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -16,6 +14,7 @@
 #include "dtopp/base/format.h"
 #include "dtopp/base/safetensors.h"
 #include "dtopp/config/run_config.h"
+#include "dtopp/convert/convert.h"
 #include "dtopp/convert/huggingface_config.h"
 #include "dtopp/data/text/tokenizer.h"
 #include "dtopp/data/text/tokenizer_json.h"

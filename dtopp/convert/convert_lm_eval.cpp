@@ -1,5 +1,3 @@
-#include "dtopp/convert/convert_lm_eval.h"
-
 #include <string>
 #include <vector>
 
@@ -7,6 +5,7 @@
 
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
+#include "dtopp/convert/convert.h"
 #include "dtopp/convert/fill_folder.h"
 #include "dtopp/convert/python_code.h"
 #include "dtopp/tasks/prompts.h"

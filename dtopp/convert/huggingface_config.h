@@ -41,7 +41,7 @@ const HuggingFaceFamily& family_of(HuggingFaceClass name);
 // Throws UsageError that names the key, after `name`, if the class cannot represent the model.
 void require_fitting(const config::RunConfig& config, HuggingFaceClass as, const std::string& name);
 
-// The router's state that config.json holds. Its tensors are in the weights' files (convert_huggingface.h).
+// The router's state that config.json holds. Its tensors are in the weights' files (convert_huggingface.cpp).
 struct RouterNumbers {
   std::vector<double> thresholds;   // p in the controller's form: one value, or one per layer; else empty
   int64_t cut_steps = 0;            // expert_threshold: the steps in its moving average

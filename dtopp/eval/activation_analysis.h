@@ -12,10 +12,30 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "dtopp/data/text/tokenizer.h"
 #include "dtopp/eval/perplexity.h"
-#include "dtopp/tasks/token_kinds.h"
 
 namespace dtopp::eval {
+
+// Classifies the tokens of a text into kinds, to compare the experts that each kind uses.
+
+// One classification of the tokens of a text.
+struct TokenKinds {
+  std::string by;                  // "frequency", "position", "part_of_word"
+  std::vector<std::string> names;  // name of each kind
+  std::vector<uint8_t> kind;       // per token, in the order of the text: the index of its kind
+};
+
+// Three classifications:
+//
+// - by how often a token's id occurs in this text (its rank among all ids);
+// - by its position in a sequence of `sequence_length` tokens (powers of two); sequences begin anew at each
+// of
+//   `begins`;
+// - by the part of a word that it spells: a whole word, its beginning, the rest of it, a number, punctuation,
+//   white space, or nothing (<|endoftext|> and other special tokens).
+std::vector<TokenKinds> find_token_kinds(std::span<const int64_t> ids, const data::Tokenizer& tokenizer,
+                                         int64_t sequence_length, std::span<const uint64_t> begins = {});
 
 // Relates the loss of tokens to the number of experts that they use.
 //
@@ -88,7 +108,7 @@ std::string format_table(const NllByExperts& losses);
 
 // Active experts per token, grouped by one way of dividing tokens into kinds. G kinds, L layers.
 struct KindActivations {
-  tasks::TokenKinds kinds;
+  TokenKinds kinds;
   at::Tensor tokens_G;   // int64: routed tokens
   at::Tensor sums_GL;    // f64: sum of active experts over the tokens
   at::Tensor squares_G;  // f64: sum of squared active experts over tokens and layers
@@ -105,7 +125,7 @@ struct ActivationAnalysis {
 // Throws:     UsageError if the model is dense; Stopped if a stop is requested on any rank
 // Collective: every rank of `ranks`, in the same order
 ActivationAnalysis analyze_activations(const inference::InferenceModel& model, const EvaluationText& text,
-                                       std::vector<tasks::TokenKinds> kinds, int64_t batch_size,
+                                       std::vector<TokenKinds> kinds, int64_t batch_size,
                                        distributed::Collectives& ranks, inference::Watch& watch);
 
 // Returns the totals, one object per layer and one per kind of token. "histogram"[n] is the number of tokens

@@ -9,7 +9,6 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/data/files/npy.h"
-#include "dtopp/data/images/picture.h"
 
 namespace dtopp::eval {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <filesystem>
 
-#include "dtopp/data/images/picture_grid.h"
+#include "dtopp/data/images/picture.h"
 #include "dtopp/inference/diffusion_model.h"
 
 namespace dtopp::eval {

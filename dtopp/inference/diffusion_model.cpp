@@ -12,10 +12,7 @@
 #include "dtopp/base/random.h"
 #include "dtopp/base/safetensors.h"
 #include "dtopp/checkpoint/tensor_files.h"
-#include "dtopp/data/images/image_data.h"
 #include "dtopp/inference/expert_budget.h"
-#include "dtopp/inference/inference_model.h"
-#include "dtopp/models/diffusion_transformer.h"
 #include "dtopp/models/solve_thresholds.h"
 #include "dtopp/ops/core/host_copy.h"
 

@@ -12,9 +12,8 @@
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/stop.h"
-#include "dtopp/models/solve_thresholds.h"
 #include "dtopp/moe/expert_bias.h"
-#include "dtopp/moe/routers/solving.h"
+#include "dtopp/moe/solving.h"
 #include "dtopp/ops/core/host_copy.h"
 
 namespace dtopp::inference {

@@ -15,7 +15,6 @@
 
 #include "dtopp/inference/inference_model.h"
 #include "dtopp/inference/sequence_input.h"
-#include "dtopp/models/language_model.h"
 
 namespace dtopp::inference {
 

@@ -6,7 +6,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
-#include "dtopp/moe/routers/make_router.h"
+#include "dtopp/moe/make_router.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/core/large_pages.h"
 #include "dtopp/plan/plan.h"

@@ -9,7 +9,6 @@
 
 #include <ATen/record_function.h>
 
-#include "dtopp/ops/attention/attention.h"
 #include "dtopp/ops/attention/norm_rotary.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/gemm/linear.h"

@@ -10,7 +10,6 @@
 
 #include "dtopp/models/batch.h"
 #include "dtopp/models/costs.h"
-#include "dtopp/models/feed_forward.h"
 #include "dtopp/models/image_batches.h"
 #include "dtopp/ops/gemm/linear.h"
 #include "dtopp/ops/norm/norm.h"

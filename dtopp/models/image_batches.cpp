@@ -12,7 +12,6 @@
 #include "dtopp/base/format.h"
 #include "dtopp/base/random.h"
 #include "dtopp/data/images/image_data.h"
-#include "dtopp/models/batch.h"
 #include "dtopp/models/diffusion_transformer.h"
 
 namespace dtopp::models {

@@ -12,11 +12,9 @@
 #include "dtopp/data/text/tokenizer.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/models/costs.h"
-#include "dtopp/models/feed_forward.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 #include "dtopp/ops/norm/norm.h"
-#include "dtopp/parameters/parameters.h"
 
 namespace dtopp::models {
 namespace {

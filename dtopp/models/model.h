@@ -9,8 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/config/run_config.h"
-#include "dtopp/data/files/verified_files.h"
 #include "dtopp/models/costs.h"
 #include "dtopp/parameters/parameters.h"
 

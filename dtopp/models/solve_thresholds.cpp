@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "dtopp/moe/expert_bias.h"
-#include "dtopp/moe/routers/solving.h"
 
 namespace dtopp::models {
 

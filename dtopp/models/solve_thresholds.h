@@ -7,7 +7,7 @@
 #include "dtopp/config/run_config.h"
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model.h"
-#include "dtopp/moe/routers/solving.h"
+#include "dtopp/moe/solving.h"
 
 namespace dtopp::models {
 

@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "dtopp/config/config.h"
-#include "dtopp/moe/router.h"
 
 namespace dtopp::moe {
 namespace {

@@ -31,7 +31,6 @@ class ExpertBias {
 
   // The biases of a layer minus their mean, which changes no selection. f32 [E].
   at::Tensor of_layer(int64_t layer) const { return centered_LE_[layer]; }
-  const at::Tensor& centered_LE() const { return centered_LE_; }
   const at::Tensor& bias_LE() const { return bias_LE_; }  // f64
 
   // The number of a layer's statistics that update() needs: 0 with sign.
@@ -65,7 +64,7 @@ class ExpertBias {
   at::Tensor centered_LE_;  // f32
 };
 
-// ExpertBias::centered_LE of a router whose state has biases; else undefined.
+// The biases minus their mean per layer, f32 [L, E], of a router whose state has biases; else undefined.
 at::Tensor centered_bias_of(const Router* router);
 
 }  // namespace dtopp::moe

@@ -5,7 +5,6 @@
 #include <ATen/record_function.h>
 
 #include "dtopp/ops/gemm/linear.h"
-#include "dtopp/ops/gemm/router_linear.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
 #include "dtopp/ops/route/route.h"
 

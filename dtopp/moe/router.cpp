@@ -6,7 +6,6 @@
 
 #include "dtopp/base/format.h"
 #include "dtopp/ops/core/host_copy.h"
-#include "dtopp/ops/route/route.h"
 
 namespace dtopp::moe {
 namespace {

@@ -4,10 +4,8 @@
 #include <memory>
 
 #include "dtopp/checkpoint/tensor_files.h"
-#include "dtopp/distributed/bucketed_reducer.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/optimizer/squared_norms.h"
-#include "dtopp/parameters/parameters.h"
 
 namespace dtopp::optim {
 namespace {

@@ -1,9 +1,8 @@
-#include "dtopp/plan/expert_parallel.h"
-
 #include <algorithm>
 
 #include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
+#include "dtopp/plan/plan.h"
 
 namespace dtopp::plan {
 namespace {

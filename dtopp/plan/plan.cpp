@@ -13,7 +13,6 @@
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 #include "dtopp/ops/route/logit_histogram.h"
 #include "dtopp/optim/optimizer.h"
-#include "dtopp/plan/expert_parallel.h"
 
 namespace dtopp::plan {
 namespace {

@@ -1,5 +1,3 @@
-#include "dtopp/plan/plan_text.h"
-
 #include <algorithm>
 #include <array>
 

@@ -16,7 +16,6 @@
 #include "dtopp/base/json.h"
 #include "dtopp/device/available_memory.h"
 #include "dtopp/device/device.h"
-#include "dtopp/ops/core/torch.h"
 #include "dtopp/train/nonfinite_watch.h"
 #include "dtopp/train/trainer.h"
 

@@ -17,7 +17,7 @@
 #include "dtopp/base/progress.h"
 #include "dtopp/base/stop.h"
 #include "dtopp/distributed/cluster.h"
-#include "dtopp/moe/budget_watch.h"
+#include "dtopp/moe/activation_statistics.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/plan/plan.h"
 #include "dtopp/runs/metrics.h"

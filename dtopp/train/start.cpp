@@ -22,13 +22,12 @@
 #include "dtopp/device/device.h"
 #include "dtopp/distributed/rank_agreement.h"
 #include "dtopp/models/make_model.h"
-#include "dtopp/moe/routers/make_router.h"
+#include "dtopp/moe/make_router.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/core/simd.h"
 #include "dtopp/ops/gemm/linear.h"
 #include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
 #include "dtopp/optim/optimizer.h"
-#include "dtopp/parameters/parameters.h"
 
 namespace dtopp::train {
 namespace {

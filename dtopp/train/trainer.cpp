@@ -11,14 +11,12 @@
 #include "dtopp/base/progress.h"
 #include "dtopp/distributed/rank_agreement.h"
 #include "dtopp/distributed/tree_sum.h"
-#include "dtopp/models/batch.h"
 #include "dtopp/models/solve_thresholds.h"
-#include "dtopp/moe/routers/make_router.h"
-#include "dtopp/moe/token_dispatcher.h"
+#include "dtopp/moe/experts.h"
+#include "dtopp/moe/make_router.h"
 #include "dtopp/optim/optimizer.h"
 #include "dtopp/train/nonfinite_watch.h"
 #include "dtopp/train/start.h"
-#include "dtopp/train/step.h"
 
 namespace dtopp::train {
 Trainer::Trainer(const config::RunConfig& config, models::Model model, models::TrainingData data,

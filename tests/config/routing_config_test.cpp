@@ -157,8 +157,8 @@ TEST_F(RoutingConfigTest, settings_of_other_methods_are_not_judged) {
 TEST_F(RoutingConfigTest, takes_one_target_a_layer) {
   const RunConfig config =
       load({"model.num_layers=3", "routing.scope=layer", "routing.experts=[4, 8, 12.5]"});
-  EXPECT_EQ(target_of_layer(config.routing, 2), 12.5);
-  EXPECT_EQ(target_of_layer(load({}).routing, 15), 8.0);
+  EXPECT_EQ(config.routing.experts.at(2), 12.5);
+  EXPECT_EQ(load({}).routing.experts, std::vector<double>{8.0});
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/inference/inference_model.h"
-#include "dtopp/moe/routers/make_router.h"
+#include "dtopp/moe/make_router.h"
 #include "dtopp/parameters/parameters.h"
 
 namespace dtopp::eval {

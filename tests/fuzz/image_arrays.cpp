@@ -1,5 +1,4 @@
 // Pictures and latents as rows of .npy and .safetensors files.
-#include "dtopp/data/images/array_source.h"
 #include "dtopp/data/images/image_source.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -7,7 +7,7 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/moe/routers/make_router.h"
+#include "dtopp/moe/make_router.h"
 #include "tests/base/scratch_directory.h"
 #include "tests/eval/tiny_model.h"
 

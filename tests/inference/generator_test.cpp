@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/inference/expert_budget.h"
-#include "dtopp/moe/routers/make_router.h"
+#include "dtopp/moe/make_router.h"
 #include "dtopp/ops/gemm/linear.h"
 #include "tests/eval/tiny_model.h"
 

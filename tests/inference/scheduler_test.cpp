@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "dtopp/moe/routers/make_router.h"
+#include "dtopp/moe/make_router.h"
 #include "tests/eval/tiny_model.h"
 
 namespace dtopp::inference {

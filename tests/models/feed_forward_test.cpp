@@ -11,7 +11,7 @@
 #include "dtopp/models/batch.h"
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/make_model.h"
-#include "dtopp/moe/routers/make_router.h"
+#include "dtopp/moe/make_router.h"
 
 namespace dtopp::models {
 

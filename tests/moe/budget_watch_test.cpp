@@ -1,7 +1,7 @@
-#include "dtopp/moe/budget_watch.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "dtopp/moe/activation_statistics.h"
 
 namespace dtopp::moe {
 namespace {

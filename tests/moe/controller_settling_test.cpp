@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "dtopp/moe/routers/make_router.h"
+#include "dtopp/moe/make_router.h"
 #include "tests/moe/simulated_routing.h"
 
 namespace dtopp::moe::controller_settling_test {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "dtopp/moe/routers/make_router.h"
+#include "dtopp/moe/make_router.h"
 
 namespace dtopp::moe::expert_bias_test {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "dtopp/moe/expert_layer.h"
-#include "dtopp/moe/routers/solving.h"
+#include "dtopp/moe/solving.h"
 
 namespace dtopp::moe {
 

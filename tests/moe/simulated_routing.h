@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "dtopp/moe/routers/dtop_p.h"
+#include "dtopp/moe/dtop_p.h"
 #include "dtopp/ops/route/cumulative_prob_histogram.h"
 
 namespace dtopp::moe {

@@ -1,5 +1,3 @@
-#include "dtopp/moe/token_dispatcher.h"
-
 #include <atomic>
 #include <random>
 
@@ -8,6 +6,7 @@
 #include <ATen/record_function.h>
 
 #include "dtopp/distributed/tree_sum.h"
+#include "dtopp/moe/experts.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
 #include "tests/distributed/rank_threads.h"
 

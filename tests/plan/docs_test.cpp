@@ -10,7 +10,7 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
-#include "dtopp/plan/expert_parallel.h"
+#include "dtopp/plan/plan.h"
 
 namespace dtopp::plan {
 namespace {

@@ -1,9 +1,8 @@
-#include "dtopp/plan/expert_parallel.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/plan/plan.h"
 #include "tests/plan/tiny_run.h"
 
 namespace dtopp::plan::expert_parallel_test {

@@ -1,9 +1,8 @@
-#include "dtopp/plan/plan_text.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "dtopp/plan/plan.h"
 #include "tests/plan/tiny_run.h"
 
 namespace dtopp::plan::plan_text_test {

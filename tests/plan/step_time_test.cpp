@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "dtopp/plan/expert_parallel.h"
+#include "dtopp/plan/plan.h"
 
 namespace dtopp::plan::step_time_test {
 namespace {

@@ -6,8 +6,8 @@
 #include "dtopp/models/diffusion_transformer.h"
 #include "dtopp/models/image_batches.h"
 #include "dtopp/models/make_model.h"
-#include "dtopp/moe/routers/make_router.h"
-#include "dtopp/moe/routers/solving.h"
+#include "dtopp/moe/make_router.h"
+#include "dtopp/moe/solving.h"
 #include "dtopp/train/trainer.h"
 #include "tensor_output.h"
 

@@ -8,7 +8,7 @@
 
 #include "dtopp/base/format.h"
 #include "dtopp/models/make_model.h"
-#include "dtopp/moe/routers/make_router.h"
+#include "dtopp/moe/make_router.h"
 #include "tiny_model.h"
 
 namespace dtopp::train {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/models/make_model.h"
-#include "dtopp/moe/routers/make_router.h"
+#include "dtopp/moe/make_router.h"
 #include "dtopp/train/trainer.h"
 #include "tiny_model.h"
 

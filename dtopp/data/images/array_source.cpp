@@ -1,5 +1,3 @@
-#include "dtopp/data/images/array_source.h"
-
 #include <array>
 #include <memory>
 #include <utility>

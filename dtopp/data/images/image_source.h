@@ -1,11 +1,13 @@
 // Reads pictures and latents from sources: folders, tar files and array files.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -155,5 +157,12 @@ std::unique_ptr<ImageSource> open_image_folder(const std::filesystem::path& path
 InputSource describe_image_folder(const std::filesystem::path& path);
 std::unique_ptr<ImageSource> open_image_tar(const std::filesystem::path& path);
 std::unique_ptr<ImageSource> open_image_array(const std::filesystem::path& path);
+
+// Reads arrays of numbers from .npy files.
+
+// Returns the array in `file`, the bytes of a whole .npy file: float32, float16 or uint8. `what` names the
+// file in errors. Throws DataError if the array has another type, is in Fortran order, or if its bytes do not
+// match its shape.
+TensorView read_npy_array(std::span<const std::byte> file, const std::string& what);
 
 }  // namespace dtopp::data

@@ -1,5 +1,3 @@
-#include "dtopp/data/images/prepared_image.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -11,11 +9,10 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/data/files/resumable_folder.h"
-#include "dtopp/data/images/array_source.h"
 #include "dtopp/data/images/decode_picture.h"
-
-#if defined(__x86_64__)
-#endif
+#include "dtopp/data/images/image_source.h"
+#include "dtopp/data/images/picture.h"
+#include "dtopp/data/images/prepare_images.h"
 
 namespace dtopp::data {
 namespace {

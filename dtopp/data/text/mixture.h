@@ -70,7 +70,6 @@ class Mixture {
   // The number of samples before `position` that come from `source`.
   uint64_t count(size_t source, uint64_t position) const;
   uint64_t pattern_length() const { return source_.size(); }
-  size_t num_sources() const { return positions_.size(); }
 
  private:
   std::vector<uint32_t> source_;                  // by position in the pattern
@@ -93,7 +92,6 @@ class MixedOrder {
   // make.
   double share(size_t source, uint64_t position) const;
   double epochs(size_t source, uint64_t position) const;
-  size_t num_sources() const { return sizes_.size(); }
 
  private:
   Mixture mixture_;

@@ -87,7 +87,7 @@ struct Bfloat16Loops {
   void (*swiglu)(const float* tile, int64_t rows, int64_t columns, c10::BFloat16* act, int64_t act_stride,
                  c10::BFloat16* saved, int64_t saved_stride, int64_t ffn);
 
-  // SwiGLU's gradients for every row of a tile of dA. swiglu_backward in moe_ffn_backward_cpu.h has the
+  // SwiGLU's gradients for every row of a tile of dA. swiglu_backward in moe_ffn_backward_cpu.cpp has the
   // formula.
   void (*swiglu_gradients)(const float* tile, int64_t rows, int64_t columns, const SwigluGradients& to);
 

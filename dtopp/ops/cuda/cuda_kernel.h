@@ -1,12 +1,16 @@
-// Building blocks of CUDA kernels: loads and stores of packs of numbers, and sums over warps and blocks in a
-// fixed order. Every thread of the warp or block must call the sums.
+// Building blocks of CUDA kernels: their launch and shared memory, loads and stores of packs of numbers, and
+// sums over warps and blocks in a fixed order. Every thread of the warp or block must call the sums.
+//
+// nvcc compiles kernel files for a GPU. The tests compile them for a CPU and run them there. They define what
+// is only defined for nvcc here, and its built-ins (tests/ops/cuda/cuda_on_host.h).
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <stdexcept>
+#include <string>
 
-#include "dtopp/ops/cuda/cuda_launch.h"
 #include "dtopp/ops/cuda/cuda_types.h"
 
 #if defined(__CUDACC__)
@@ -14,6 +18,54 @@
 #endif
 
 namespace dtopp::ops::cuda {
+
+#if defined(__CUDACC__)
+
+constexpr size_t kPlainSharedBytes = 48 << 10;  // more needs a function attribute
+
+inline Device current_device() {
+  const auto check = [](cudaError_t error) {
+    if (error != cudaSuccess)
+      throw std::runtime_error(std::string("the CUDA device's attributes cannot be read: ") +
+                               cudaGetErrorString(error));
+  };
+  int device = 0;
+  check(cudaGetDevice(&device));
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, device));
+    return value;
+  };
+  return {attribute(cudaDevAttrMultiProcessorCount),
+          10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor),
+          static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))};
+}
+
+// Throws std::runtime_error "<op>: …" if the launch fails.
+template <typename... Parameters, typename... Arguments>
+void launch(const Launch& how, void (*kernel)(Parameters...), const Arguments&... arguments) {
+  if (how.blocks == 0 || how.blocks_y == 0) return;
+  const dim3 grid(static_cast<unsigned>(how.blocks), static_cast<unsigned>(how.blocks_y));
+  cudaError_t error = cudaSuccess;
+  if (how.shared_bytes > kPlainSharedBytes)
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(how.shared_bytes));
+  if (error == cudaSuccess) {
+    kernel<<<grid, how.threads, how.shared_bytes, how.stream>>>(static_cast<Parameters>(arguments)...);
+    error = cudaGetLastError();
+  }
+  if (error != cudaSuccess)
+    throw std::runtime_error(std::string(how.op) +
+                             ": a kernel could not be launched: " + cudaGetErrorString(error));
+}
+
+// Returns the block's shared memory, `shared_bytes` of the launch, aligned to 1,024 bytes.
+__device__ inline unsigned char* shared_memory() {
+  extern __shared__ __align__(1024) unsigned char dtopp_shared_memory[];
+  return dtopp_shared_memory;
+}
+
+#endif
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;

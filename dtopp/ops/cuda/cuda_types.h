@@ -1,6 +1,7 @@
-// Types of CUDA kernels' arguments, for headers that include neither torch nor the CUDA toolkit.
+// Types of CUDA kernels' launches and arguments, for headers that include neither torch nor the CUDA toolkit.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
@@ -24,6 +25,22 @@ constexpr int64_t kWidestNorm = 12280;
 constexpr int64_t kMostPairs = std::numeric_limits<int32_t>::max();
 
 using Stream = CUstream_st*;  // the toolkit's cudaStream_t
+
+// Launches nothing if `blocks` or `blocks_y` is 0.
+struct Launch {
+  const char* op;  // the name that errors begin with
+  Stream stream;
+  int64_t blocks;
+  int threads;  // per block
+  size_t shared_bytes = 0;
+  int64_t blocks_y = 1;
+};
+
+struct Device {
+  int multiprocessors;
+  int capability;       // compute capability; 90 is 9.0
+  size_t shared_bytes;  // maximum per block
+};
 
 struct Bfloat16 {
   uint16_t bits;

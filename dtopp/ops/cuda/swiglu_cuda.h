@@ -17,9 +17,6 @@ __device__ inline float fast_reciprocal(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-#else
-using cuda_on_host::fast_exp2;
-using cuda_on_host::fast_reciprocal;
 #endif
 
 // Results that are rounded to bf16 use the fast exponential and the fast quotient.

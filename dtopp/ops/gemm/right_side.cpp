@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "dtopp/ops/gemm/matrix_tiles.h"
 #include "dtopp/ops/gemm/vector_registers.h"
 
 namespace dtopp::ops {

@@ -1,6 +1,6 @@
-#include "dtopp/ops/gemm/router_linear.h"
-
 #include <array>
+
+#include "dtopp/ops/gemm/linear.h"
 
 namespace dtopp::ops {
 namespace {

@@ -4,9 +4,271 @@
 // Then it computes the weights' gradients d_pre^T x and dy^T (r A). Threads share their rows in proportion to
 // their cost. Rows of x and dy are gathered while they are packed and are never copied. If threads share
 // columns, each computes its columns of d_pre and r A first, then its columns of dx.
-#include "dtopp/ops/moe_ffn/moe_ffn_backward_cpu.h"
+#include "dtopp/ops/core/gradient_accumulation_hook.h"
+#include "dtopp/ops/moe_ffn/moe_ffn_columns_cpu.h"
+#include "dtopp/ops/moe_ffn/moe_ffn_cpu.h"
 
 namespace dtopp::ops {
+
+// Shared by both forms of moe_ffn's CPU backward pass: the activation's derivative, the buffers of a group of
+// experts, and the weights' gradients.
+
+// Rows of the activation's backward pass, or some of their columns. The rows of `pre` and `d_pre` hold gate
+// and up, which are `ffn` numbers apart.
+template <typename Scalar, typename Real, typename Out>
+struct SwigluRows {
+  int64_t rows, columns, ffn;
+  const Scalar* pre;  // its rows are 2 ffn numbers apart
+  const Real* da;     // dy W_down
+  int64_t da_stride;
+  const Real* gates_TE;  // the expert's column
+  int64_t num_experts;
+  const int64_t* tokens;
+  Out* d_pre;
+  int64_t d_pre_stride;
+  Out* scaled;       // r A, gate times activation, for the gradient of W_down; rows are ffn apart
+  Real* gate_parts;  // <da, A> per kGateColumns columns: parts of the gate's gradient
+  int64_t parts_stride;
+};
+
+// The columns of one partial sum of a gate's gradient. If a row is divided at multiples of this, the gradient
+// always has the same bits.
+constexpr int64_t kGateColumns = 64;
+inline int64_t gate_parts(int64_t ffn) { return round_up(ffn, kGateColumns) / kGateColumns; }
+
+// Computes d_pre, r A and the parts of the gates' gradients. All callers share one compiled version, because
+// the compiler chooses the order in which a part is summed.
+template <typename Scalar, typename Real, typename Out>
+[[gnu::noinline]] void swiglu_backward(const SwigluRows<Scalar, Real, Out>& in) {
+  run_widest([&] {
+    for (int64_t n = 0; n < in.rows; ++n) {
+      const Real r = in.gates_TE[in.tokens[n] * in.num_experts];
+      for (int64_t first = 0; first < in.columns; first += kGateColumns) {
+        const int64_t count = std::min(kGateColumns, in.columns - first);
+        const Scalar* pre = in.pre + n * 2 * in.ffn + first;
+        const Real* da_F = in.da + n * in.da_stride + first;
+        Out *d_pre = in.d_pre + n * in.d_pre_stride + first, *scaled = in.scaled + n * in.ffn + first;
+        Real part = 0;
+#pragma omp simd reduction(+ : part)
+        for (int64_t f = 0; f < count; ++f) {
+          const Real gate = load(pre[f]), up = load(pre[in.ffn + f]), da = da_F[f];
+          const Real sig = sigmoid(gate);
+          const Real silu = gate * sig;
+          part += da * silu * up;
+          store(scaled + f, r * silu * up);
+          store(d_pre + f, r * da * up * (sig + silu * (1 - sig)));
+          store(d_pre + in.ffn + f, r * da * silu);
+        }
+        in.gate_parts[n * in.parts_stride + first / kGateColumns] = part;
+      }
+    }
+  });
+}
+
+// Writes the gates' gradients: each is the sum of its parts.
+template <typename Real>
+void sum_gate_parts(const Real* parts, int64_t parts_each, const int64_t* tokens, int64_t rows,
+                    Real* grad_gates_T, int64_t num_experts) {
+  for (int64_t n = 0; n < rows; ++n) {
+    Real sum = 0;
+    for (int64_t part = 0; part < parts_each; ++part) sum += parts[n * parts_each + part];
+    grad_gates_T[tokens[n] * num_experts] = sum;
+  }
+}
+
+// The requested gradients, before rounding to the inputs' types; the others are undefined. Gradients of
+// weights have the weights' type, or the gates' type if they are sums.
+struct Gradients {
+  at::Tensor x_TD, gates_TE;
+  AccumulationTarget gate_up_proj, down_proj;
+  at::Tensor slots_STD;  // of the sums in x_TD
+
+  template <typename Real>
+  TokenSums<Real> sums_of_x() const {
+    return {x_TD.mutable_data_ptr<Real>(), slots_STD.mutable_data_ptr<Real>(), x_TD.size(0), x_TD.size(1)};
+  }
+};
+
+struct BackwardInputs {
+  at::Tensor grad_y_TD, x_TD, gates_TE, pre_activations_AG;
+  int64_t hidden, ffn;
+};
+
+// Workspace of a pass over the groups of experts. The largest group has group_rows rows, and no expert has
+// more than expert_rows.
+template <typename Tiles>
+struct BackwardBuffers {
+  using Real = typename Tiles::Real;
+  using Packed = typename Tiles::Packed;
+  using Sums = OuterSumBuffers<Tiles>;
+  int64_t d_pre_stride;
+  BufferParts<Packed> d_pre_NG,
+      scaled_NF;                    // the rows of a group; d_pre is a packed left operand if kFinishes
+  BufferParts<Packed> left, right;  // packed operands
+  BufferParts<Real> da_NF, dx_ND, sum;
+  BufferParts<Real> gate_parts;  // for the rows of a block
+
+  BackwardBuffers(int64_t group_rows, int64_t expert_rows, int64_t threads, int64_t hidden, int64_t ffn,
+                  const at::TensorOptions& options)
+      : d_pre_stride(row_stride(2 * ffn)),
+        d_pre_NG(1, group_rows * d_pre_stride, options),
+        scaled_NF(1, group_rows * ffn, options),
+        left(
+            threads,
+            std::max(Tiles::template left_size<Order::kRows>(Tiles::kLargestBlock, std::max(hidden, 2 * ffn)),
+                     Sums::left_size(expert_rows)),
+            options),
+        right(threads, Sums::right_size(expert_rows, std::max(hidden, ffn)), options),
+        da_NF(Tiles::kFinishes ? 0 : threads, Tiles::kLargestBlock * ffn, options),
+        dx_ND(Tiles::kFinishes ? 0 : threads, Tiles::kLargestBlock * hidden, options),
+        sum(threads,
+            std::max(Sums::sum_size(expert_rows, 2 * ffn, hidden), Sums::sum_size(expert_rows, hidden, ffn)),
+            options),
+        gate_parts(Tiles::kFinishes ? 0 : threads, Tiles::kLargestBlock * dtopp::ops::gate_parts(ffn),
+                   options) {}
+
+  static int64_t row_stride(int64_t K) {
+    if constexpr (Tiles::kFinishes) return Tiles::left_stride(K);
+    return K;
+  }
+};
+
+// Computes the rows [begin, end) of one expert's weight gradient: the sum over its pairs n of left(n)[m]
+// right(n)[k].
+template <typename Scalar, typename Tiles, typename Left, typename Right>
+void weight_gradient(const Left& left, const Right& right, int64_t pairs, int64_t begin, int64_t end,
+                     int64_t width, int64_t share, const BackwardBuffers<Tiles>& buffers,
+                     const AccumulationTarget& out_EMK, int64_t expert) {
+  const OuterSumBuffers<Tiles> own{buffers.left.of(share), buffers.right.of(share), buffers.sum.of(share)};
+  const auto sum_into = [&]<typename Out>(Out* out) {
+    sum_outer_products(left, right, pairs, begin, end, width, own,
+                       OuterSum<Out>{out + expert * out_EMK.sum.stride(0), out_EMK.add});
+  };
+  using Real = typename Tiles::Real;
+  if (out_EMK.sum.scalar_type() == c10::CppTypeToScalarType<Real>::value)
+    return sum_into(out_EMK.sum.mutable_data_ptr<Real>());
+  sum_into(out_EMK.sum.mutable_data_ptr<Scalar>());
+}
+
+// Distributes the rows [0, M) of the gradients of the group's experts over threads; a row counts with its
+// expert's pairs. Calls body(expert, first row, last row, share).
+template <typename Tiles, typename Body>
+void for_gradient_rows(const Assignment& pairs, const ExpertGroup& group, int64_t M, const Body& body) {
+  const auto cost = [&](int64_t e) { return std::max<int64_t>(pairs.count(e), 1); };
+  for_even_shares<Tiles>(group.first, group.last, M, Tiles::shape().rows, thread_shares(group.rows), cost,
+                         body);
+}
+
+template <typename Scalar, typename Tiles>
+void weight_gradients(const BackwardInputs& in, const Assignment& pairs, const ExpertGroup& group,
+                      const BackwardBuffers<Tiles>& buffers, const Gradients& grad) {
+  using Packed = typename Tiles::Packed;
+  const int64_t hidden = in.hidden, ffn = in.ffn;
+  const Scalar *x = in.x_TD.const_data_ptr<Scalar>(), *dy = in.grad_y_TD.const_data_ptr<Scalar>();
+  const auto rows_of = [&](const Packed* rows, int64_t stride, int64_t e) {
+    const Packed* start = rows + (pairs.offset_E1[e] - group.pair) * stride;
+    return [start, stride](int64_t n) { return start + n * stride; };
+  };
+  const auto gathered = [&](const Scalar* from_TD, int64_t e) {
+    const int64_t* tokens = pairs.token_A.data() + pairs.offset_E1[e];
+    return [from_TD, tokens, hidden](int64_t n) { return from_TD + tokens[n] * hidden; };
+  };
+  if (grad.gate_up_proj.sum.defined()) {
+    for_gradient_rows<Tiles>(
+        pairs, group, 2 * ffn, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
+          weight_gradient<Scalar, Tiles>(rows_of(buffers.d_pre_NG.of(0), buffers.d_pre_stride, e),
+                                         gathered(x, e), pairs.count(e), begin, end, hidden, share, buffers,
+                                         grad.gate_up_proj, e);
+        });
+  }
+  if (!grad.down_proj.sum.defined()) return;
+  for_gradient_rows<Tiles>(pairs, group, hidden, [&](int64_t e, int64_t begin, int64_t end, int64_t share) {
+    weight_gradient<Scalar, Tiles>(gathered(dy, e), rows_of(buffers.scaled_NF.of(0), ffn, e), pairs.count(e),
+                                   begin, end, ffn, share, buffers, grad.down_proj, e);
+  });
+}
+
+// moe_ffn's CPU backward pass for experts with few rows: each thread computes its columns of d_pre and of r A
+// for a group, then its columns of dx. The weights' gradients are computed as for experts with many rows.
+
+// Returns expert e's matrix [K, N] of a weight [E, K, N].
+template <typename Scalar>
+RightSide<Scalar> right_side(const at::Tensor& weight, int64_t e) {
+  return {weight.const_data_ptr<Scalar>() + e * weight.size(1) * weight.size(2), weight.size(2), false};
+}
+
+// The rows of a group, and the partial sums of each row's gate gradient.
+template <typename Tiles>
+struct HiddenGradients {
+  typename Tiles::Packed *d_pre_NG, *scaled_NF;
+  int64_t d_pre_stride;
+  typename Tiles::Real* gate_parts_NP;
+  int64_t first_pair;
+};
+
+// Computes the columns [begin, end) of d_pre and r A for a block.
+template <typename Scalar, typename Tiles>
+void backward_hidden(const BackwardInputs& in, const Assignment& pairs, const RowBlock& block,
+                     const RightSide<Scalar>& down_DF, int64_t begin, int64_t end,
+                     const ColumnBuffers<Tiles>& buffers, const HiddenGradients<Tiles>& out) {
+  using Real = typename Tiles::Real;
+  const int64_t hidden = in.hidden, ffn = in.ffn, experts = in.gates_TE.size(1), rows = block.rows;
+  const int64_t* tokens = pairs.token_A.data() + block.pair;
+  const int64_t row = block.pair - out.first_pair, parts = gate_parts(ffn);
+  const Scalar* dy = in.grad_y_TD.const_data_ptr<Scalar>();
+  buffers.pack_rows([&](int64_t n) { return dy + tokens[n] * hidden; }, rows, hidden, block.share);
+  Real* da = buffers.product.of(block.share);
+  for (int64_t f = begin; f < end; f += kColumnsAtOnce) {
+    const int64_t columns = std::min(kColumnsAtOnce, end - f);
+    buffers.multiply(rows, hidden, down_DF, f, columns, block.share, da, columns,
+                     down_DF.rows(0, std::min(kTileDepth, hidden), f + columns, columns));
+    swiglu_backward(SwigluRows<Scalar, Real, typename Tiles::Packed>{
+        rows, columns, ffn, in.pre_activations_AG.const_data_ptr<Scalar>() + block.pair * 2 * ffn + f, da,
+        columns, in.gates_TE.const_data_ptr<Real>() + block.expert, experts, tokens,
+        out.d_pre_NG + row * out.d_pre_stride + f, out.d_pre_stride, out.scaled_NF + row * ffn + f,
+        out.gate_parts_NP + row * parts + f / kGateColumns, parts});
+  }
+}
+
+template <typename Scalar, typename Tiles>
+void backward_columns(const BackwardInputs& in, const Assignment& pairs, const at::Tensor& gate_up_proj,
+                      const at::Tensor& down_proj, const Gradients& grad) {
+  using Real = typename Tiles::Real;
+  const int64_t hidden = in.hidden, ffn = in.ffn, experts = in.gates_TE.size(1);
+  const auto groups = group_experts(pairs, experts, experts);
+  const int64_t shares = at::get_num_threads();
+  const BackwardBuffers<Tiles> sums(most_rows(groups), most_pairs(pairs), shares, hidden, ffn,
+                                    in.x_TD.options());
+  const ColumnBuffers<Tiles> buffers(std::max(hidden, 2 * ffn), in.x_TD.options());
+  const BufferParts<Real> parts(1, most_rows(groups) * gate_parts(ffn), in.x_TD.options());
+  for (const ExpertGroup& group : groups) {
+    const std::vector<RowBlock> blocks = row_blocks<Tiles>(pairs, group);
+    const HiddenGradients<Tiles> rows{sums.d_pre_NG.of(0), sums.scaled_NF.of(0), sums.d_pre_stride,
+                                      parts.of(0), group.pair};
+    for_hidden_columns<Tiles>(
+        blocks, ffn, kGateColumns, shares, [&](const RowBlock& block, int64_t begin, int64_t end) {
+          backward_hidden<Scalar, Tiles>(in, pairs, block, right_side<Scalar>(down_proj, block.expert), begin,
+                                         end, buffers, rows);
+        });
+    if (grad.gates_TE.defined()) {
+      for (const RowBlock& block : blocks)
+        sum_gate_parts(rows.gate_parts_NP + (block.pair - group.pair) * gate_parts(ffn), gate_parts(ffn),
+                       pairs.token_A.data() + block.pair, block.rows,
+                       grad.gates_TE.mutable_data_ptr<Real>() + block.expert, experts);
+    }
+    if (grad.x_TD.defined()) {
+      add_results<Tiles>(
+          blocks, pairs, 2 * ffn, hidden, shares, buffers,
+          [&](const RowBlock& block, int64_t n) {
+            return rows.d_pre_NG + (block.pair - group.pair + n) * rows.d_pre_stride;
+          },
+          [&](int64_t e) { return right_side<Scalar>(gate_up_proj, e); },
+          [&](int64_t) { return grad.sums_of_x<Real>(); });
+    }
+    weight_gradients<Scalar, Tiles>(in, pairs, group, sums, grad);
+  }
+}
+
 namespace {
 
 // Computes everything except the weights' gradients for one block. `row` is the block's first row in the

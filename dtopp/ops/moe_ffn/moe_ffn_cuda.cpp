@@ -3,8 +3,8 @@
 //
 // With capacity the host reads nothing, with two exceptions: the reference path of GemmChoice, and torch's
 // grouped GEMM on devices other than compute capability 9.0.
-#include "dtopp/ops/moe_ffn/moe_ffn_gemms_cuda.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_kernel.h"
+#include "dtopp/ops/moe_ffn/moe_ffn_pairs_cuda.h"
 
 namespace dtopp::ops {
 namespace {

@@ -4,6 +4,7 @@
 #include "dtopp/ops/core/simd.h"
 
 namespace dtopp::ops {
+
 namespace {
 
 constexpr int64_t kExpertsPerThread = 16;  // a cache line of logits
@@ -80,5 +81,15 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) { m.def("logit_histogram(Tensor logits_TE, *, i
 TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("logit_histogram", logit_histogram_cpu); }
 TORCH_LIBRARY_IMPL(dtopp, CUDA, m) { m.impl("logit_histogram", logit_histogram_cuda); }
 TORCH_LIBRARY_IMPL(dtopp, Meta, m) { m.impl("logit_histogram", logit_histogram_meta); }
+
+at::Tensor ranked_logit(const at::Tensor& counts, int64_t rank) {
+  const at::Tensor reached =
+      counts.to(at::kDouble).flip({-1}).cumsum(-1).flip({-1});  // logits of a bin or above
+  const at::Tensor bin = reached.ge(rank).sum(-1, /*keepdim=*/true).sub(1).clamp_min(0);
+  const at::Tensor inside = counts.to(at::kDouble).gather(-1, bin);
+  const at::Tensor above = reached.gather(-1, bin) - inside;
+  const at::Tensor part = (static_cast<double>(rank) - above) / inside;  // of the bin, from its upper edge
+  return ((bin + 1).to(at::kDouble) - part).div(ops::kLogitBinsPerUnit).add(ops::kLowestLogit).squeeze(-1);
+}
 
 }  // namespace dtopp::ops

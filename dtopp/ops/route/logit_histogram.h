@@ -1,4 +1,4 @@
-// Counts the logits of each expert in bins. moe/routers/ranked_logit.h reads ranks from the counts. Counts of
+// Counts the logits of each expert in bins. ranked_logit reads ranks from the counts. Counts of
 // micro-batches and ranks add up, so a rank does not depend on how a step is divided.
 #pragma once
 
@@ -17,5 +17,9 @@ constexpr double kLowestLogit = -16, kLogitBinsPerUnit = 32;
 // Shapes:        logits_TE f32|f64 [T, E] -> int64 [E, kLogitBins]
 // Throws:        c10::Error "logit_histogram: …" if type, shape or stride do not fit
 at::Tensor logit_histogram(const at::Tensor& logits_TE, int64_t stride);
+
+// The rank-th largest logit, linear inside its bin. Counts are whole numbers of any type [.., kLogitBins],
+// the result is f64 [..].
+at::Tensor ranked_logit(const at::Tensor& counts, int64_t rank);
 
 }  // namespace dtopp::ops

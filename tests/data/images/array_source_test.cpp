@@ -1,5 +1,3 @@
-#include "dtopp/data/images/array_source.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,3 @@
-#include "dtopp/data/images/picture_grid.h"
-
 #include <algorithm>
 #include <array>
 #include <stdexcept>
@@ -8,6 +6,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "dtopp/data/images/picture.h"
 
 namespace dtopp::data {
 namespace {

@@ -6,7 +6,7 @@
 #include "dtopp/base/float_type.h"
 #include "dtopp/data/images/decode_picture.h"
 #include "dtopp/data/images/image_source.h"
-#include "dtopp/data/images/prepared_image.h"
+#include "dtopp/data/images/prepare_images.h"
 #include "tests/data/images/image_fixtures.h"
 
 namespace dtopp::data {

@@ -1,11 +1,11 @@
-#include "dtopp/data/images/prepared_image.h"
-
 #include <algorithm>
 #include <cmath>
 #include <random>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "dtopp/data/images/prepare_images.h"
 
 namespace dtopp::data {
 namespace {

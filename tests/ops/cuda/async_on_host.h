@@ -1,4 +1,5 @@
-// Implements the functions of cuda_async.h, cuda_wgmma.h and cuda_mma.h on the host, for cuda_on_host.
+// Implements the instructions of cuda_async.h, gemm_wgmma_cuda.cu and gemm_mma_cuda.cu on the host, for
+// cuda_on_host.
 //
 // Copies and products, which are asynchronous on a device, run either at once or when they are waited for; a
 // random draw decides.
@@ -74,3 +75,29 @@ void mma(float* sums, const uint32_t (&a)[4], uint32_t b_first, uint32_t b_secon
          const Where& where = Where::current());
 
 }  // namespace dtopp::ops::cuda_on_host
+
+namespace dtopp::ops::cuda {
+
+using cuda_on_host::add_two;
+using cuda_on_host::arrive;
+using cuda_on_host::commit_copies;
+using cuda_on_host::computed_anew;
+using cuda_on_host::copy_async;
+using cuda_on_host::fence_for_wgmma;
+using cuda_on_host::give_up_registers;
+using cuda_on_host::keep_in_registers;
+using cuda_on_host::load_matrices;
+using cuda_on_host::make_barrier;
+using cuda_on_host::mma;
+using cuda_on_host::prefetch_line;
+using cuda_on_host::shared_address;
+using cuda_on_host::take_registers;
+using cuda_on_host::wait_for_all_copies_but;
+using cuda_on_host::wait_for_copies;
+using cuda_on_host::wait_for_phase;
+using cuda_on_host::wgmma;
+using cuda_on_host::wgmma_commit;
+using cuda_on_host::wgmma_fence;
+using cuda_on_host::wgmma_wait;
+
+}  // namespace dtopp::ops::cuda

@@ -21,6 +21,8 @@
 #include <source_location>
 #include <stdexcept>
 
+#include "dtopp/ops/cuda/cuda_types.h"
+
 #define __global__
 #define __device__
 #define __host__
@@ -141,10 +143,6 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline int __popc(unsigned bits) { return std::popcount(bits); }
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
-namespace dtopp::ops::cuda_on_host {
-inline float fast_exp2(float x) { return std::exp2(x); }
-inline float fast_reciprocal(float x) { return 1 / x; }
-}  // namespace dtopp::ops::cuda_on_host
 [[noreturn]] inline void __trap(const DtoppWhere& where = DtoppWhere::current()) {
   dtopp::ops::cuda_on_host::fail("trap", where);
 }
@@ -165,5 +163,26 @@ struct DtoppNvBfloat162 {
 inline DtoppNvBfloat162 __floats2bfloat162_rn(float x, float y) {
   return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
 }
+
+// The functions that cuda_kernel.h and swiglu_cuda.h define for nvcc.
+namespace dtopp::ops::cuda {
+
+inline Device current_device() {
+  const cuda_on_host::Device& device = cuda_on_host::device();
+  return {device.multiprocessors, device.capability, device.shared_bytes};
+}
+
+template <typename... Parameters, typename... Arguments>
+void launch(const Launch& how, void (*kernel)(Parameters...), const Arguments&... arguments) {
+  cuda_on_host::run({how.op, how.blocks, how.blocks_y, how.threads, how.shared_bytes},
+                    [&] { kernel(static_cast<Parameters>(arguments)...); });
+}
+
+using cuda_on_host::shared_memory;
+
+inline float fast_exp2(float x) { return std::exp2(x); }
+inline float fast_reciprocal(float x) { return 1 / x; }
+
+}  // namespace dtopp::ops::cuda
 
 #include "tests/ops/cuda/async_on_host.h"

@@ -1,7 +1,7 @@
 // Tests the choice of fused kernels per expert GEMM of moe_ffn; the results do not depend on it.
 #include <gtest/gtest.h>
 
-#include "dtopp/ops/moe_ffn/moe_ffn_gemms_cuda.h"
+#include "dtopp/ops/moe_ffn/moe_ffn_pairs_cuda.h"
 #include "tests/ops/cuda/moe_ffn_case.h"
 
 namespace dtopp::ops::moe_ffn_test {

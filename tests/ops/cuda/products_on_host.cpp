@@ -3,7 +3,7 @@
 namespace dtopp::ops::cuda_on_host {
 namespace {
 
-// The address of an element (row of M or N, depth). cuda_wgmma.h describes the layout.
+// The address of an element (row of M or N, depth). tiles_cuda.h describes the layout.
 uint32_t address(uint64_t operand, bool transposed, uint32_t row, uint32_t depth) {
   const auto field = [operand](int bit) { return static_cast<uint32_t>(operand >> bit & 0x3FFF) << 4; };
   const uint32_t begin = field(0), block_bytes = field(16), group_bytes = field(32);

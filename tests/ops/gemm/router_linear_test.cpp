@@ -1,7 +1,6 @@
-#include "dtopp/ops/gemm/router_linear.h"
-
 #include <gtest/gtest.h>
 
+#include "dtopp/ops/gemm/linear.h"
 #include "dtopp/ops/route/route.h"
 #include "tests/ops/reference.h"
 

@@ -1,5 +1,5 @@
 // Tests experts in shards, as ranks hold them. The shards' outputs, summed along a tree, have the bits of the
-// output of all experts together (expert parallelism, moe/token_dispatcher.h).
+// output of all experts together (expert parallelism, moe/experts.h).
 #include <random>
 
 #include <gtest/gtest.h>

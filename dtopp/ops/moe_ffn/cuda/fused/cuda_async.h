@@ -100,23 +100,6 @@ __device__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-#else
-
-using cuda_on_host::add_two;
-using cuda_on_host::arrive;
-using cuda_on_host::commit_copies;
-using cuda_on_host::computed_anew;
-using cuda_on_host::copy_async;
-using cuda_on_host::fence_for_wgmma;
-using cuda_on_host::give_up_registers;
-using cuda_on_host::make_barrier;
-using cuda_on_host::prefetch_line;
-using cuda_on_host::shared_address;
-using cuda_on_host::take_registers;
-using cuda_on_host::wait_for_all_copies_but;
-using cuda_on_host::wait_for_copies;
-using cuda_on_host::wait_for_phase;
-
 #endif
 
 }  // namespace dtopp::ops::cuda
