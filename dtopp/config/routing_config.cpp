@@ -102,6 +102,22 @@ void validate_hash(const RoutingConfig& config, const ModelConfig& model) {
     throw InvalidValue("routing.renormalize", "hash has equal gates that sum to 1; set it to true");
 }
 
+void validate_hash_layers(const RoutingConfig& config, const ModelConfig& model) {
+  if (config.hash_layers == 0) return;
+  const auto refuse = [](const auto&... what) { throw InvalidValue("routing.hash_layers", what...); };
+  if (config.hash_layers < 0 || config.hash_layers >= model.num_layers)
+    refuse("must lie in [0, ", model.num_layers, ") (model.num_layers), is ", config.hash_layers);
+  if (model.type != ModelType::kLanguageModel)
+    refuse("needs a language model, whose tokens have ids; set it to 0");
+  if (!has_logits(config.method) || may_select_none(config.method) || model.zero_experts > 0)
+    refuse("needs top_k, top_p or dtop_p, with or without bias, and no zero experts; set it to 0");
+  if (config.experts.size() != 1 || config.scope != ThresholdScope::kGlobal ||
+      config.experts[0] != std::floor(config.experts[0]))
+    refuse("needs routing.scope: global and a whole number of routing.experts; set it to 0");
+  if (!config.schedule.empty() || !config.top_k_by_source.empty())
+    refuse("needs a constant number of experts; set it to 0");
+}
+
 void validate_expert_normalization(const RoutingConfig& config) {
   if (config.expert_normalization != ExpertNormalization::kNone &&
       config.normalization == Normalization::kNone)
@@ -203,6 +219,7 @@ void validate(const RoutingConfig& config, const ModelConfig& model) {
   validate_expert_normalization(config);
   validate_top_k_by_source(config, model);
   validate_schedule(config, model);
+  validate_hash_layers(config, model);
   if (!(config.bias_until >= 0 && config.bias_until <= 1))
     throw InvalidValue("routing.bias_until", "must lie in [0, 1], is ", text_of(config.bias_until));
   if (config.method == RoutingMethod::kTopP) return;

@@ -90,6 +90,9 @@ struct RoutingConfig {
   // top_k: K by the source of a sample, for studies of what an allocation by source is worth. Such a model
   // can only be trained and validated, because other text has no source. Empty: the same K for all.
   std::vector<SourceExperts> top_k_by_source{};
+  // In the first hash_layers layers a token's id selects its experts, as many as routing.experts
+  // (moe/hash.cpp).
+  int64_t hash_layers = 0;
   int64_t max_experts = 0;  // upper limit of experts per token, zero experts included; 0: none
 };
 
@@ -115,6 +118,7 @@ void visit_fields(SectionOf<RoutingConfig> auto& config, auto&& field) {
   field("normalization", config.normalization);
   field("expert_normalization", config.expert_normalization);
   field("renormalize", config.renormalize);
+  field("hash_layers", config.hash_layers);
   field("max_experts", config.max_experts);
   field("top_k_by_source", config.top_k_by_source);
 }
@@ -137,7 +141,12 @@ inline bool holds_target(RoutingMethod method) { return has_controller(method) |
 // Whether a router matrix computes logits. Without one, the token's id selects its experts.
 inline bool has_logits(RoutingMethod method) { return method != RoutingMethod::kHash; }
 
-// K of Top-k. Requires a configuration that validate() accepts.
+// The same for one layer.
+inline bool has_router(const RoutingConfig& config, int64_t layer) {
+  return has_logits(config.method) && layer >= config.hash_layers;
+}
+
+// K of Top-k, and of layers that route by token id. Requires a configuration that validate() accepts.
 inline int64_t top_k_of(const RoutingConfig& config) { return static_cast<int64_t>(config.experts.at(0)); }
 
 // The mean number of experts per token over layers: K of Top-k, or T.

@@ -46,6 +46,8 @@ void validate(const OptimizerConfig& config, int64_t steps) {
       throw InvalidValue("optimizer.betas", "must lie in [0, 1), one is ", print_value(beta));
   }
   if (!(config.eps > 0)) throw InvalidValue("optimizer.eps", "must be above 0");
+  if (!(config.momentum >= 0 && config.momentum < 1))
+    throw InvalidValue("optimizer.momentum", "must lie in [0, 1), is ", print_value(config.momentum));
   require_not_negative("optimizer.weight_decay", config.weight_decay);
   require_not_negative("optimizer.grad_clip", config.grad_clip);
 }

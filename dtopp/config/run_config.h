@@ -23,7 +23,12 @@ constexpr auto enum_names(Schedule) {
   return std::to_array<std::string_view>({"cosine", "wsd", "constant", "linear"});
 }
 
+enum class OptimizerMethod { kAdamW, kMuon };  // optim/optimizer.h
+
+constexpr auto enum_names(OptimizerMethod) { return std::to_array<std::string_view>({"adamw", "muon"}); }
+
 struct OptimizerConfig {
+  OptimizerMethod method = OptimizerMethod::kAdamW;
   double lr = 3.0e-3;
   double min_lr = 3.0e-5;
   Schedule schedule = Schedule::kCosine;
@@ -33,11 +38,13 @@ struct OptimizerConfig {
   int64_t decay_steps = 0;          // wsd: number of last steps in which lr falls to min_lr
   std::vector<double> betas = {0.9, 0.95};
   double eps = 1.0e-8;
+  double momentum = 0.95;  // of muon
   double weight_decay = 3.3e-2;
   double grad_clip = 1.0;  // global norm; 0: off
 };
 
 void visit_fields(SectionOf<OptimizerConfig> auto& config, auto&& field) {
+  field("method", config.method);
   field("lr", config.lr);
   field("min_lr", config.min_lr);
   field("schedule", config.schedule);
@@ -47,6 +54,7 @@ void visit_fields(SectionOf<OptimizerConfig> auto& config, auto&& field) {
   field("decay_steps", config.decay_steps);
   field("betas", config.betas);
   field("eps", config.eps);
+  field("momentum", config.momentum);
   field("weight_decay", config.weight_decay);
   field("grad_clip", config.grad_clip);
 }

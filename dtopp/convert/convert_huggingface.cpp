@@ -276,7 +276,7 @@ std::string buffer_name(int64_t layer, const std::string& buffer) {
 // int32 [V, K]: the experts that the router hash selects for each id, in rising order.
 at::Tensor experts_of_ids(const config::RunConfig& config, moe::Router& router, int64_t layer) {
   const at::Tensor ids = at::arange(config.model.vocab_size, at::kLong);
-  const ops::RouteOutput output = router.select({layer, {}, {}, /*training=*/false, ids});
+  const ops::RouteOutput output = router.select_by_id({layer, {}, {}, /*training=*/false, ids});
   return output.gates_TE.nonzero().select(1, 1).to(at::kInt).view({config.model.vocab_size, -1});
 }
 
@@ -293,13 +293,12 @@ HuggingFaceRouter to_huggingface_router(const checkpoint::Checkpoint& checkpoint
     if (name == kCutSteps) result.numbers.cut_steps = value.item<int64_t>();
     if (name == kNormalizationSteps) result.numbers.normalization_steps = value.item<int64_t>();
     if (buffer_of(name).empty()) continue;
-    for (int64_t layer = 0; layer < config.model.num_layers; ++layer)
+    for (int64_t layer = config.routing.hash_layers; layer < config.model.num_layers; ++layer)
       result.buffers.emplace_back(buffer_name(layer, buffer_of(name)), value[layer].contiguous());
   }
-  if (!config::has_logits(config.routing.method)) {
-    for (int64_t layer = 0; layer < config.model.num_layers; ++layer)
+  for (int64_t layer = 0; layer < config.model.num_layers; ++layer)
+    if (!config::has_router(config.routing, layer))
       result.buffers.emplace_back(buffer_name(layer, kExperts), experts_of_ids(config, *router, layer));
-  }
   return result;
 }
 
@@ -318,13 +317,13 @@ ops::NamedTensors from_huggingface_router(const ImportedConfig& imported, Huggin
     if (name == kCutSteps) value = at::full({}, imported.router.cut_steps, at::kLong);
     if (name == kNormalizationSteps) value = at::full({}, imported.router.normalization_steps, at::kLong);
     if (buffer_of(name).empty()) continue;
-    value = at::empty_like(value);
-    for (int64_t layer = 0; layer < layers; ++layer)
+    value = value.clone();
+    for (int64_t layer = config.routing.hash_layers; layer < layers; ++layer)
       ops::copy_from_bytes(tensors.read(buffer_name(layer, buffer_of(name)), "F64", {value.size(1)}).bytes,
                            value[layer]);
   }
-  if (config::has_logits(config.routing.method)) return state;
   for (int64_t layer = 0; layer < layers; ++layer) {
+    if (config::has_router(config.routing, layer)) continue;
     const at::Tensor own = experts_of_ids(config, *router, layer);
     const TensorView& read = tensors.read(buffer_name(layer, kExperts), "I32", own.sizes().vec());
     const auto* bytes = static_cast<const std::byte*>(own.const_data_ptr());

@@ -123,7 +123,8 @@ ordered_json dtopp_router(const config::RunConfig& config, const RouterNumbers& 
                                  ? ordered_json("l2")
                                  : ordered_json(routing.renormalize == config::Renormalize::kSum)},
       {"router_gate_scale", routing.gate_scale},
-      {"router_max_experts", routing.max_experts}};
+      {"router_max_experts", routing.max_experts},
+      {"router_hash_layers", routing.hash_layers}};
   if (config::has_threshold(routing.method)) {
     std::vector<double> by_layer = router.thresholds;
     by_layer.resize(static_cast<size_t>(config.model.num_layers), by_layer.at(0));
@@ -216,6 +217,7 @@ void require_transformers_family(const config::RunConfig& config, HuggingFaceCla
   require(model.attend_across_documents, "model.attend_across_documents", "true");
   require(routing.method == config::RoutingMethod::kTopK, "routing.method", "top_k");
   require(routing.top_k_by_source.empty(), "routing.top_k_by_source", "{}");
+  require(routing.hash_layers == 0, "routing.hash_layers", "0");
   require(routing.expert_normalization == config::ExpertNormalization::kNone, "routing.expert_normalization",
           "none");
   require(routing.normalization == config::Normalization::kNone, "routing.normalization", "none");
@@ -404,6 +406,7 @@ void read_dtopp(const JsonFields& file, config::RunConfig& config) {
   routing.scope = one_of(file, "router_scope", config::ThresholdScope::kGlobal);
   routing.gate_scale = file.get("router_gate_scale", routing.gate_scale);
   routing.cut_decay = file.get("router_cut_decay", routing.cut_decay);
+  routing.hash_layers = file.get<int64_t>("router_hash_layers", 0);
   read_experts(file, config);
   // These methods have no such losses.
   if (routing.method == config::RoutingMethod::kRelu) config.loss.load_balance = 0;

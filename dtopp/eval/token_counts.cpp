@@ -221,9 +221,10 @@ RoutingReplay::RoutingReplay(const std::filesystem::path& path, const inference:
                              int64_t num_tokens)
     : file_(path), config_(model.config), device_(model.device()) {
   require_routers(model);
-  if (!config::has_logits(model.config.routing.method))
+  if (!config::has_router(model.config.routing, 0))
     throw UsageError(
-        "the checkpoint's model routes by token id (routing.method hash); its gates cannot be replayed");
+        "the checkpoint's model routes by token id (routing.method hash or hash_layers); its gates cannot be "
+        "replayed");
   if (model.config.model.zero_experts > 0)
     throw UsageError(
         "the checkpoint's model has zero experts, whose gates a routing file does not hold; its "

@@ -7,11 +7,13 @@
 namespace dtopp::models {
 namespace {
 
-// A field of all layers, with one row per layer; undefined if the layers do not have it.
+// A field of all layers, with one row per layer, 0 for those without it; undefined if no layer has it.
 at::Tensor stacked(const std::vector<ops::RouteOutput>& layers, at::Tensor ops::RouteOutput::*field) {
-  if (!(layers[0].*field).defined()) return {};
-  std::vector<at::Tensor> rows(layers.size());
-  std::ranges::transform(layers, rows.begin(), field);
+  const at::Tensor& last = layers.back().*field;  // the first layers may route by token id
+  if (!last.defined()) return {};
+  std::vector<at::Tensor> rows;
+  for (const ops::RouteOutput& layer : layers)
+    rows.push_back((layer.*field).defined() ? layer.*field : at::zeros_like(last));
   return at::stack(rows);
 }
 
@@ -43,7 +45,7 @@ void add_router_losses(const std::vector<ops::RouteOutput>& layers, const moe::R
   losses.logit_sums = stacked(layers, &ops::RouteOutput::logit_sums);
   const auto tokens = static_cast<double>(std::max<int64_t>(losses.activations.tokens(), 1));
   std::vector<at::Tensor> balance, dynamic, router_z, sequence_balance;
-  for (int64_t layer = 0; layer < num_layers; ++layer) {
+  for (int64_t layer = router->config().hash_layers; layer < num_layers; ++layer) {
     const at::Tensor own_E = losses.activations.tokens_per_expert()[layer].to(at::kFloat) / tokens;
     moe::RouterLosses one = moe::router_losses(layers[layer], router->share_E(layer, own_E));
     balance.push_back(std::move(one.load_balance));

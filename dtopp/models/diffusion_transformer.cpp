@@ -119,11 +119,12 @@ std::vector<parameters::ParameterSpec> diffusion_transformer_parameters(
     const config::ModelConfig& model, const config::RoutingConfig& routing) {
   const int64_t D = model.hidden_size, V = model.patch_values();
   constexpr parameters::ParameterRole kConditioning = parameters::ParameterRole::kConditioning;
+  constexpr parameters::ParameterRole kOuter = parameters::ParameterRole::kOuterMatrix;
   parameters::ParameterList list(model, routing);
-  list.matrix("patch_embed.weight", {D, V});
+  list.matrix("patch_embed.weight", {D, V}, kOuter);
   list.shift("patch_embed.bias", {D});
   if (model.text_length > 0) {
-    list.matrix("text_embed.weight", {D, model.text_size});
+    list.matrix("text_embed.weight", {D, model.text_size}, kOuter);
     list.shift("text_embed.bias", {D});
   }
   list.matrix("time_embed.0.weight", {D, kTimestepFeatures}, kConditioning);
@@ -139,12 +140,12 @@ std::vector<parameters::ParameterSpec> diffusion_transformer_parameters(
     const std::string prefix = "blocks." + std::to_string(layer) + ".";
     list.shift(prefix + "modulation", {6, D});
     list.attention(prefix + "attention.");
-    list.feed_forward(prefix + "mlp.");
+    list.feed_forward(prefix + "mlp.", layer);
   }
   list.zero_matrix("final.modulation.weight", {2 * D, D}, kConditioning);
   list.shift("final.modulation.bias", {2 * D});
   list.shift("final.table", {2, D});
-  list.zero_matrix("final.proj.weight", {V, D});
+  list.zero_matrix("final.proj.weight", {V, D}, kOuter);
   list.shift("final.proj.bias", {V});
   return list.take();
 }
@@ -221,7 +222,7 @@ DiffusionBlock DiffusionTransformer::block(int64_t layer) const {
   DiffusionBlock block;
   block.modulation_6D = parameter(prefix + "modulation");
   block.attention = attention_weights(config, prefix + "attention.", parameter);
-  block.mlp = feed_forward_weights(config, routing, prefix + "mlp.", parameter);
+  block.mlp = feed_forward_weights(config, routing, prefix + "mlp.", layer, parameter);
   return block;
 }
 

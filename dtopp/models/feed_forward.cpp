@@ -104,7 +104,7 @@ at::Tensor dense_ffn(const at::Tensor& x_TD, const FeedForwardWeights& weights, 
 
 FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
                                         const config::RoutingConfig& routing, const std::string& prefix,
-                                        const ParameterLookup& parameter) {
+                                        int64_t layer, const ParameterLookup& parameter) {
   FeedForwardWeights weights;
   const auto look_up_dense = [&](const std::string& ffn) {
     weights.dense_gate_up_GD = parameter(ffn + "gate_up_proj.weight");
@@ -114,7 +114,7 @@ FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
     look_up_dense(prefix);
     return weights;
   }
-  if (config::has_logits(routing.method)) {
+  if (config::has_router(routing, layer)) {
     weights.experts.router_ED = parameter(prefix + "gate.weight");
     if (routing.normalization == config::Normalization::kDynamic)
       weights.experts.router_scale = parameter(prefix + "gate.scale");

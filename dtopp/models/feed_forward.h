@@ -47,7 +47,7 @@ struct FeedForwardWeights {
 // ParameterList::feed_forward).
 FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
                                         const config::RoutingConfig& routing, const std::string& prefix,
-                                        const ParameterLookup& parameter);
+                                        int64_t layer, const ParameterLookup& parameter);
 
 // Returns y_TD, of x's type. `layer` counts from 0. A layer with a router appends its routing to `routed`.
 at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, size_t layer,

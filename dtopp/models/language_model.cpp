@@ -82,10 +82,11 @@ std::vector<parameters::ParameterSpec> language_model_parameters(const config::M
     list.gain(prefix + "input_layernorm.weight", D);
     list.attention(prefix + "self_attn.");
     list.gain(prefix + "post_attention_layernorm.weight", D);
-    list.feed_forward(prefix + "mlp.");
+    list.feed_forward(prefix + "mlp.", layer);
   }
   list.gain("model.norm.weight", D);
-  if (!model.tie_embeddings) list.matrix("lm_head.weight", {model.vocab_size, D});
+  if (!model.tie_embeddings)
+    list.matrix("lm_head.weight", {model.vocab_size, D}, parameters::ParameterRole::kOuterMatrix);
   return list.take();
 }
 
@@ -151,7 +152,7 @@ LanguageModelBlock LanguageModel::block(int64_t layer) const {
   block.input_norm_D = parameter(prefix + "input_layernorm.weight");
   block.attention = attention_weights(config, prefix + "self_attn.", parameter);
   block.post_attention_norm_D = parameter(prefix + "post_attention_layernorm.weight");
-  block.mlp = feed_forward_weights(config, routing, prefix + "mlp.", parameter);
+  block.mlp = feed_forward_weights(config, routing, prefix + "mlp.", layer, parameter);
   return block;
 }
 

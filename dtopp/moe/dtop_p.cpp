@@ -211,11 +211,12 @@ class DTopPRouter final : public Router {
       statistics_CS = statistics_CS.narrow(1, 0, others);
       if (of_bias > 0 && !controller_.per_layer()) statistics_CS = statistics_CS.sum(0, /*keepdim=*/true);
     }
-    const at::Tensor taken_L = counts.tokens_per_expert_LE.sum(1);
+    // Without the layers that route by token id.
+    const at::Tensor taken_L = counts.tokens_per_expert_LE.sum(1).slice(0, config().hash_layers);
     const at::Tensor histogram_CM = statistics_CS.narrow(1, 0, ops::kCumulativeProbBins);
     controller_.update({taken_L, counts.tokens, histogram_CM, stride_}, applied);
     if (bias_) {
-      const int64_t tokens = counts.tokens * (controller_.per_layer() ? 1 : num_layers());
+      const int64_t tokens = counts.tokens * (controller_.per_layer() ? 1 : taken_L.numel());
       mass_C2_ = statistics_CS.narrow(1, ops::kCumulativeProbBins, 2).to(at::kDouble) *
                  (ops::kMassPerUnit / static_cast<double>(std::max<int64_t>(tokens, 1)));
     }

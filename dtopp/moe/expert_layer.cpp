@@ -37,7 +37,7 @@ ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& 
                               const Routing& routing) {
   RECORD_USER_SCOPE("router");
   if (!weights.router_ED.defined())
-    return routing.router->select({layer, {}, {}, routing.training, routing.ids_T});
+    return routing.router->select_by_id({layer, {}, {}, routing.training, routing.ids_T});
   ExpertNormalization::Folded router{weights.router_ED, {}};
   if (routing.expert_normalization) router = routing.expert_normalization->fold(layer, weights.router_ED);
   // Everything after the logits is fp32, independent of the type of x.

@@ -13,7 +13,7 @@ namespace dtopp::moe {
 
 struct ExpertLayerWeights {
   at::Tensor router_ED;       // with rows for zero experts after those of the E experts; f32 in every compute
-                              // precision; undefined for a method without logits
+                              // precision; undefined for a layer that routes by token id
   at::Tensor router_scale;    // theta, f32 []; undefined unless normalization is dynamic
   at::Tensor gate_up_EGD;     // the experts that Routing::experts computes with: all, or this rank's
   at::Tensor down_EDF;        // likewise

@@ -67,8 +67,11 @@ void ExpertNormalization::update(const at::Tensor& sums_LS, int64_t tokens, cons
   const at::Tensor means_LS = sums_LS.to(at::kDouble) * (kLogitSumUnit / static_cast<double>(tokens));
   const at::Tensor square_LC = means_LS.narrow(1, C + 1, C) * (square_LC_ + ops::kVarianceEpsilon);
   const at::Tensor earlier = steps_.to(at::kDouble) / kStepsPerAveragedStep;
+  // A layer that routes by token id has no logits.
+  const at::Tensor moves_L1 =
+      means_LS.narrow(1, C + 1, C).sum(1, /*keepdim=*/true).gt(0).logical_and(applied);
   const auto averaged = [&](const at::Tensor& old, const at::Tensor& now) {
-    return at::where(applied, (old * earlier + now) / (earlier + 1), old);
+    return at::where(moves_L1, (old * earlier + now) / (earlier + 1), old);
   };
   mean_LD_ = averaged(mean_LD_, means_LS.narrow(1, 2 * C + 1, D));
   square_LC_ = averaged(square_LC_, square_LC);

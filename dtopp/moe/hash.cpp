@@ -1,4 +1,5 @@
-// Selects K experts by the token's id. Nothing is learned: a learned router has to beat it.
+// Selects K experts by the token's id: in every layer (routing.method hash), or in the first ones
+// (routing.hash_layers). Nothing is learned: a learned router has to beat it.
 //
 // Every layer draws K different experts per id at random. The draw depends on the layer and the id only, not
 // on a run's seed. A larger K adds experts to those of a smaller one. All gates are 1 / K.
@@ -38,33 +39,28 @@ at::Tensor draw_experts(int64_t layer, int64_t num_ids, int64_t num_experts, int
 
 class HashRouter final : public Router {
  public:
-  HashRouter(const config::RunConfig& config, const at::Device& device)
-      : Router(config, device), most_(static_cast<int64_t>(config::most_experts_of_run(config.routing))) {
-    for (int64_t layer = 0; layer < num_layers(); ++layer)
-      expert_LVK_.push_back(draw_experts(layer, config.model.vocab_size, num_experts(), most_).to(device));
-  }
-
-  ops::RouteOutput select(const RouterInput& input) override {
-    const at::Tensor& expert_VK = expert_LVK_.at(static_cast<size_t>(input.layer));
-    const int64_t top_k = config::top_k_of(config());
-    const at::Tensor expert_TK = expert_VK.narrow(1, 0, top_k).index_select(0, input.ids_T).to(at::kLong);
-    const auto real = at::device(device()).dtype(at::kFloat);
-    const at::Tensor map_TE = at::zeros({expert_TK.size(0), num_experts()}, real.dtype(at::kBool));
-    map_TE.scatter_(1, expert_TK, true);
-    ops::RouteOutput output;
-    output.gates_TE = map_TE.to(at::kFloat) * (1.0 / static_cast<double>(top_k));
-    ops::set_counts(map_TE, output);
-    output.mean_prob_E = at::zeros({num_experts()}, real);  // there are no probabilities
-    output.entropy = output.router_z = at::zeros({}, real);
-    return output;
-  }
-
- private:
-  int64_t most_;  // experts per token in any step
-  std::vector<at::Tensor> expert_LVK_;
+  using Router::Router;
+  ops::RouteOutput select(const RouterInput& input) override { return select_by_id(input); }
 };
 
 }  // namespace
+
+ops::RouteOutput Router::select_by_id(const RouterInput& input) {
+  const int64_t top_k = config::top_k_of(config_);
+  at::Tensor& expert_VK = expert_LVK_.at(static_cast<size_t>(input.layer));
+  if (!expert_VK.defined() || expert_VK.size(1) < top_k)
+    expert_VK = draw_experts(input.layer, num_ids_, num_experts_, top_k).to(device_);
+  const at::Tensor expert_TK = expert_VK.narrow(1, 0, top_k).index_select(0, input.ids_T).to(at::kLong);
+  const auto real = at::device(device_).dtype(at::kFloat);
+  const at::Tensor map_TE = at::zeros({expert_TK.size(0), num_experts_}, real.dtype(at::kBool));
+  map_TE.scatter_(1, expert_TK, true);
+  ops::RouteOutput output;
+  output.gates_TE = map_TE.to(at::kFloat) * (1.0 / static_cast<double>(top_k));
+  ops::set_counts(map_TE, output);
+  output.mean_prob_E = at::zeros({num_experts_}, real);  // there are no probabilities
+  output.entropy = output.router_z = at::zeros({}, real);
+  return output;
+}
 
 std::unique_ptr<Router> make_hash_router(const config::RunConfig& config, const at::Device& device) {
   return std::make_unique<HashRouter>(config, device);

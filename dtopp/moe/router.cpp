@@ -58,6 +58,8 @@ Router::Router(const config::RunConfig& config, const at::Device& device)
       logit_sum_stride_(moe::logit_sum_stride(config.model.tokens_per_sample(), step_tokens_)),
       device_(device),
       no_threshold_(at::zeros({}, at::device(device).dtype(at::kDouble))) {
+  expert_LVK_.resize(static_cast<size_t>(num_layers_));
+  num_ids_ = config.model.vocab_size;
   Router::set_step(0);
   if (config_.expert_normalization == config::ExpertNormalization::kRunning)
     expert_normalization_ = std::make_shared<ExpertNormalization>(config, device);

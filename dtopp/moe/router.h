@@ -39,8 +39,8 @@ int64_t logit_sum_stride(int64_t tokens_per_sample, int64_t tokens_per_step);
 // The input of one layer and micro-batch.
 struct RouterInput {
   int64_t layer = 0;
-  // f32 [T, E + Z] with Z zero experts (model.zero_experts); undefined for a method without logits. Their
-  // columns are in the result, too; route_tokens (expert_layer.h) removes them.
+  // f32 [T, E + Z] with Z zero experts (model.zero_experts); undefined for a layer that routes by token id.
+  // Their columns are in the result, too; route_tokens (expert_layer.h) removes them.
   at::Tensor logits_TE;
   at::Tensor scale;       // theta, f32 []
   bool training = false;  // whether update() will need RouteOutput::statistics
@@ -63,7 +63,10 @@ class Router {
   Router(const config::RunConfig& config, const at::Device& device);
   virtual ~Router() = default;
 
+  // For a layer with logits.
   virtual ops::RouteOutput select(const RouterInput& input) = 0;
+  // For a layer without: selects as many experts as config().experts by the tokens' ids (hash.cpp).
+  ops::RouteOutput select_by_id(const RouterInput& input);
   // Selects each token's likeliest experts: counts_T of them, int64 [T], at least 1. For a method whose gates
   // are probabilities (route), without zero experts.
   ops::RouteOutput select_likeliest(const RouterInput& input, const at::Tensor& counts_T) const;
@@ -138,10 +141,12 @@ class Router {
   std::vector<double> next_experts_;
   config::RouterZOn router_z_on_;
   int64_t steps_, num_layers_, num_experts_, num_logits_, logit_sums_size_, step_tokens_, step_ = 0;
+  int64_t num_ids_;
   int64_t logit_sum_stride_;
   at::Device device_;
   at::Tensor no_threshold_;  // f64 []: for top_k experts
   std::shared_ptr<ExpertNormalization> expert_normalization_;
+  std::vector<at::Tensor> expert_LVK_;  // int32: the experts of each id; undefined until a layer needs them
   at::Tensor tokens_per_expert_LE_;  // int64: of the last applied step; undefined without global statistics
 };
 

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numbers>
 #include <utility>
+
+#include "dtopp/ops/optimizer/orthogonalize.h"
 
 namespace dtopp::optim {
 namespace {
@@ -45,8 +48,6 @@ LearningRates learning_rates(const config::OptimizerConfig& config, int64_t step
   const double lr = learning_rate(config, step, steps);
   return {lr, lr * config.router_lr_factor * progress(step, 0, config.router_warmup_steps)};
 }
-
-// AdamW with decoupled weight decay (Loshchilov and Hutter 2019).
 
 namespace {
 
@@ -104,9 +105,114 @@ class AdamW final : public Optimizer {
   config::OptimizerConfig config_;
 };
 
+// An update then has the root mean square of AdamW's, whose rate it can have.
+// Source: Liu et al., Muon is Scalable for LLM Training (arXiv 2502.16982), section 2.2
+constexpr double kUpdateRms = 0.2;
+constexpr int64_t kElementsAtOnce = int64_t{1} << 22, kMatricesAtOnce = 64;
+
+class Muon final : public Optimizer {
+ public:
+  Muon(const config::OptimizerConfig& config, bool bf16) : config_(config), adamw_(config), bf16_(bf16) {}
+
+  std::vector<std::string> slots(const parameters::ParameterSpec& spec) const override {
+    return applies_to(spec) ? std::vector<std::string>{"momentum_buffer"} : adamw_.slots(spec);
+  }
+
+  distributed::ShardPolicy shard_policy(const parameters::ParameterSpec& spec) const override {
+    return applies_to(spec) ? distributed::ShardPolicy::kWholeMatrix : distributed::ShardPolicy::kElements;
+  }
+
+  double flops(const parameters::ParameterSpec& spec) const override {
+    if (!applies_to(spec)) return 0;
+    const Shape shape = shape_of(spec);
+    return static_cast<double>(spec.count() / (shape.rows * shape.columns)) *
+           ops::orthogonalize_flops(static_cast<double>(shape.rows), static_cast<double>(shape.columns));
+  }
+
+  void step(std::span<const ParameterShard> shards, const StepScalars& scalars) const override {
+    std::vector<ParameterShard> others;
+    std::map<Shape, std::vector<Matrices>> by_shape;
+    for (const ParameterShard& shard : shards) {
+      if (!applies_to(*shard.spec)) {
+        others.push_back(shard);
+        continue;
+      }
+      const Shape shape = shape_of(*shard.spec);
+      const auto matrices = [&](const at::Tensor& x) { return x.view({-1, shape.rows, shape.columns}); };
+      const Matrices all{matrices(shard.main_param), matrices(shard.gradient), matrices(shard.slots[0])};
+      const int64_t most = std::max(kElementsAtOnce / (shape.rows * shape.columns), kMatricesAtOnce);
+      for (int64_t first = 0; first < all.main_param.size(0); first += most)
+        by_shape[shape].push_back(all.part(first, std::min(most, all.main_param.size(0) - first)));
+    }
+    adamw_.step(others, scalars);
+    for (const auto& [shape, parts] : by_shape) {
+      const int64_t most = std::max(kElementsAtOnce / (shape.rows * shape.columns), kMatricesAtOnce);
+      for (size_t begin = 0, end = 0; begin < parts.size(); begin = end) {
+        for (int64_t count = 0; end < parts.size(); ++end) {
+          count += parts[end].main_param.size(0);
+          if (end > begin && count > most) break;
+        }
+        update(std::span(parts).subspan(begin, end - begin), shape, scalars);
+      }
+    }
+  }
+
+ private:
+  struct Shape {
+    int64_t rows, columns;
+    auto operator<=>(const Shape&) const = default;
+  };
+  // [n, rows, columns] each
+  struct Matrices {
+    at::Tensor main_param, gradient, momentum;
+    Matrices part(int64_t first, int64_t count) const {
+      return {main_param.narrow(0, first, count), gradient.narrow(0, first, count),
+              momentum.narrow(0, first, count)};
+    }
+  };
+
+  static Shape shape_of(const parameters::ParameterSpec& spec) {
+    return {spec.shape.end()[-2] / spec.stacked, spec.shape.end()[-1]};
+  }
+  // A single row or column is no matrix: its step would have the same length for any gradient.
+  static bool applies_to(const parameters::ParameterSpec& spec) {
+    using enum parameters::ParameterRole;
+    if (spec.role != kMatrix && spec.role != kExpert) return false;
+    const Shape shape = shape_of(spec);
+    return shape.rows > 1 && shape.columns > 1;
+  }
+
+  void update(std::span<const Matrices> parts, const Shape& shape, const StepScalars& scalars) const {
+    std::vector<at::Tensor> momenta, directions;
+    for (const Matrices& part : parts) {
+      const at::Tensor gradient = part.gradient / scalars.divisor;
+      momenta.push_back(part.momentum.lerp(gradient, 1 - config_.momentum));
+      directions.push_back(gradient.lerp(momenta.back(), config_.momentum));
+    }
+    const at::Tensor steps = ops::orthogonalize(at::cat(directions), bf16_);
+    const double lr = scalars.rates.lr;
+    const double scale = kUpdateRms * std::sqrt(static_cast<double>(std::max(shape.rows, shape.columns)));
+    int64_t first = 0;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Matrices& part = parts[i];
+      const at::Tensor step = steps.narrow(0, first, part.main_param.size(0));
+      first += part.main_param.size(0);
+      const at::Tensor main_param =
+          (part.main_param * (1 - lr * config_.weight_decay)).sub_(step, lr * scale);
+      part.main_param.copy_(at::where(scalars.applied, main_param, part.main_param));
+      part.momentum.copy_(at::where(scalars.applied, momenta[i], part.momentum));
+    }
+  }
+
+  config::OptimizerConfig config_;
+  AdamW adamw_;
+  bool bf16_;
+};
+
 }  // namespace
 
-std::unique_ptr<Optimizer> make_optimizer(const config::OptimizerConfig& config) {
+std::unique_ptr<Optimizer> make_optimizer(const config::OptimizerConfig& config, bool bf16) {
+  if (config.method == config::OptimizerMethod::kMuon) return std::make_unique<Muon>(config, bf16);
   return std::make_unique<AdamW>(config);
 }
 

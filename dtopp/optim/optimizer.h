@@ -1,5 +1,15 @@
 // Updates the main parameters of this rank from their gradients.
 //
+//   adamw  AdamW with decoupled weight decay (Loshchilov and Hutter 2019), for every parameter
+//   muon   Muon for the matrices of attention and feed-forward layers, also of experts; AdamW for embeddings,
+//          the first and last matrix, routers, theta, gains and biases
+//
+// Muon as in torch.optim.Muon with adjust_lr_fn "match_rms_adamw", for a gradient g and each matrix by
+// itself:
+//
+//   m <- m + (1 - momentum) (g - m)
+//   W <- (1 - lr weight_decay) W - 0.2 sqrt(max(rows, columns)) lr orthogonalize(g + momentum (m - g))
+//
 // An optimizer has no tensors of its own. ParameterStore holds one f32 tensor per parameter and slot, sharded
 // as the parameter, and checkpoints hold it as "<parameter>.<slot>".
 #pragma once
@@ -59,11 +69,14 @@ class Optimizer {
   virtual distributed::ShardPolicy shard_policy(const parameters::ParameterSpec& /*spec*/) const {
     return distributed::ShardPolicy::kElements;
   }
+  // FLOPs of a step for the whole parameter, without those that an element costs.
+  virtual double flops(const parameters::ParameterSpec& /*spec*/) const { return 0; }
   // Updates main_param and slots in place. Weight decay applies to specs with weight_decay(). The host does
   // not wait for the device.
   virtual void step(std::span<const ParameterShard> shards, const StepScalars& scalars) const = 0;
 };
 
-std::unique_ptr<Optimizer> make_optimizer(const config::OptimizerConfig& config);
+// bf16: the precision of Muon's products; else f32.
+std::unique_ptr<Optimizer> make_optimizer(const config::OptimizerConfig& config, bool bf16 = false);
 
 }  // namespace dtopp::optim

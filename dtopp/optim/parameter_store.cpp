@@ -149,18 +149,25 @@ ParameterStore::ParameterStore(std::vector<parameters::ParameterSpec> specs, con
     : specs_(std::move(specs)),
       device_(compute.device()),
       groups_(std::move(groups)),
-      optimizer_(make_optimizer(optimizer)) {
+      optimizer_(make_optimizer(optimizer, c10::typeMetaToScalarType(compute.dtype()) == at::kBFloat16)) {
   const at::ScalarType compute_type = c10::typeMetaToScalarType(compute.dtype());
   const auto fp32 = at::device(device_).dtype(at::kFloat);
   const int64_t ep_size = groups_.dims().ep_size;
   updates_ = at::zeros({}, fp32);
   std::vector<int64_t> chunk_indices;
+  // Of the matrices that no rank shares: each goes to the rank with the least work so far.
+  std::vector<double> work(static_cast<size_t>(groups_.size()));
   for (size_t i = 0; i < specs_.size(); ++i) {
     const parameters::ParameterSpec& spec = specs_[i];
     index_.emplace(spec.name, i);
+    const distributed::ShardPolicy policy = optimizer_->shard_policy(spec);
+    auto turn = static_cast<int64_t>(i);
+    if (policy == distributed::ShardPolicy::kWholeMatrix && spec.num_experts() == 1) {
+      turn = std::ranges::min_element(work) - work.begin();
+      work[static_cast<size_t>(turn)] += optimizer_->flops(spec);
+    }
     const distributed::ShardLayout& layout =
-        layouts_.emplace_back(spec.count(), spec.num_experts(), static_cast<int64_t>(i), groups_.dims(),
-                              optimizer_->shard_policy(spec));
+        layouts_.emplace_back(spec.count(), spec.num_experts(), turn, groups_.dims(), policy);
     const distributed::ElementRange chunks = layout.local_chunks(groups_.rank());
     std::vector<int64_t> offsets = {0};
     for (int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk) {

@@ -17,6 +17,7 @@ namespace dtopp::parameters {
 // The way in which a parameter acts on a token. Weight decay, precision and FLOPs follow from it.
 enum class ParameterRole {
   kMatrix,        // multiplies the token
+  kOuterMatrix,   // likewise; reads a sample or writes the model's output
   kConditioning,  // multiplies the sample's condition, once for all tokens of the sample
   kExpert,        // one matrix per expert along the first dimension; a token's active experts multiply it
   kLookUp,        // an embedding: one row is read
@@ -38,6 +39,7 @@ struct ParameterSpec {
   std::vector<int64_t> shape;  // [] for a scalar
   InitialValue initial;
   ParameterRole role = ParameterRole::kMatrix;
+  int64_t stacked = 1;  // matrices of equal height that lie one below the other: 2 for gate and up
 
   // True except for gains and theta.
   bool weight_decay() const { return role != ParameterRole::kGain && role != ParameterRole::kRouterScale; }
@@ -110,11 +112,12 @@ class ParameterList {
     }
     residual_matrix(prefix + "o_proj.weight", {D, queries});
   }
-  // Router, shared experts and experts, or the FFN of a dense model. prefix: "model.layers.3.mlp."
-  void feed_forward(const std::string& prefix) {
+  // Router, shared experts and experts, or the FFN of a dense model. prefix: "model.layers.3.mlp."; `layer`
+  // counts from 0.
+  void feed_forward(const std::string& prefix, int64_t layer) {
     const int64_t D = model_.hidden_size, F = model_.ffn_hidden_size, E = model_.num_experts;
     if (model_.is_dense()) return dense_ffn(prefix, F);
-    if (config::has_logits(routing_.method)) {
+    if (config::has_router(routing_, layer)) {
       matrix(prefix + "gate.weight", {model_.router_columns(), D}, ParameterRole::kRouter);
       if (routing_.normalization == config::Normalization::kDynamic)
         list_.push_back({prefix + "gate.scale", {}, {Distribution::kOne}, ParameterRole::kRouterScale});
@@ -122,11 +125,13 @@ class ParameterList {
     if (model_.shared_experts > 0) dense_ffn(prefix + "shared_experts.", model_.shared_ffn_hidden_size());
     if (model_.shared_gate) matrix(prefix + "shared_gate.weight", {1, D});
     matrix(prefix + "experts.gate_up_proj", {E, 2 * F, D}, ParameterRole::kExpert);
+    list_.back().stacked = 2;
     residual_matrix(prefix + "experts.down_proj", {E, D, F}, ParameterRole::kExpert);
   }
   // One FFN for all tokens.
   void dense_ffn(const std::string& prefix, int64_t ffn_hidden_size) {
     matrix(prefix + "gate_up_proj.weight", {2 * ffn_hidden_size, model_.hidden_size});
+    list_.back().stacked = 2;
     residual_matrix(prefix + "down_proj.weight", {model_.hidden_size, ffn_hidden_size});
   }
   // Returns the list, which is then empty.

@@ -50,7 +50,8 @@ StepTime plan_step_time(const Plan& plan, const device::DeviceRates& rates) {
   time.parameters =
       exposed(seconds_on_links(sent.parameters, rates), forward / micro_steps, sent.bucket_share);
   time.update = static_cast<double>(plan.parameters) / ranks * kUpdateBytes /
-                (rates.memory * device::AssumedShares::kMemory);
+                    (rates.memory * device::AssumedShares::kMemory) +
+                plan.optimizer_flops / ranks / (peak * device::AssumedShares::kCompute);
   time.mfu = model_flops / (peak * time.seconds());
   return time;
 }

@@ -278,6 +278,7 @@ struct Counts {
   uint64_t fp32 = 0;     // part of `held` that is fp32 in every precision
   uint64_t experts = 0;  // part of `all`
   uint64_t slots = 0;    // elements of the optimizer's slots
+  double optimizer_flops = 0;
   uint64_t largest = 0;  // largest parameter
   uint64_t largest_held = 0;
   // Multiplied by every token: matrices except experts, and a tied embedding's output projection.
@@ -297,6 +298,7 @@ Counts count_parameters(const models::Model& model, const config::OptimizerConfi
     counts.all = models::checked_sum({counts.all, count});
     counts.slots =
         models::checked_sum({counts.slots, models::checked_product({count, optimizer->slots(spec).size()})});
+    counts.optimizer_flops += optimizer->flops(spec);
     counts.held += held;
     counts.largest = std::max(counts.largest, count);
     counts.largest_held = std::max(counts.largest_held, held);
@@ -306,6 +308,7 @@ Counts count_parameters(const models::Model& model, const config::OptimizerConfi
         counts.experts += count;
         break;
       case parameters::ParameterRole::kMatrix:
+      case parameters::ParameterRole::kOuterMatrix:
       case parameters::ParameterRole::kRouter:
       case parameters::ParameterRole::kTiedLookUp:
         counts.multiplied += count;
@@ -485,6 +488,7 @@ Plan make_plan(const config::RunConfig& config, const distributed::ParallelDims&
   plan.fixed_flops_per_token = plan.flops_per_token - 6 * active_experts;
   if (config.model.is_dense()) plan.fixed_flops_per_token = plan.flops_per_token;
   plan.recomputed_flops_per_token = costs.recomputed_flops;
+  plan.optimizer_flops = counts.optimizer_flops;
 
   plan.tokens_per_step = models::checked_product(
       {static_cast<uint64_t>(training.global_batch_size), static_cast<uint64_t>(model.tokens_per_sample)});

@@ -87,6 +87,7 @@ struct Plan {
   uint64_t flops_per_expert = 0;            // per token, for one more active expert in each layer; 0: dense
   uint64_t recomputed_flops_per_token = 0;  // further ones, because of training.recompute
 
+  double optimizer_flops = 0;    // per step, over all ranks: Muon's products
   uint64_t tokens_per_step = 0;  // per global batch
   int64_t micro_batch_size = 0;
   distributed::ParallelDims dims;
@@ -100,7 +101,7 @@ struct Plan {
   // tokens per micro-batch, D: hidden size, E: experts, L: layers, c: bytes per activation.
   //
   // - parameters: fp32 main parameters, sharded over the ranks (ZeRO-1): 4 P / n;
-  // - optimizer_moments: two in fp32, sharded likewise: 8 P / n;
+  // - optimizer_moments: in fp32, sharded likewise: 8 P / n; with Muon 4 per element of its matrices;
   // - average: the moving average of the parameters, if the model keeps one: 4 P / n;
   // - gradients: 4 bytes per element of each sum: with parallel.reproducible gradient_sums of P / k elements,
   //   else one sum of the elements that the rank holds;
@@ -166,7 +167,8 @@ struct StepTime {
   // of all micro-steps): the seconds beyond 90 % of the pass, at least those of the last bucket.
   double gradients = 0;
   double parameters = 0;  // the same for parameters and the first forward pass
-  double update = 0;      // 30 bytes per parameter that the rank keeps / bytes per second of its memory
+  double update = 0;      // 30 bytes per parameter that the rank keeps / bytes per second of its memory, and
+                          // its share of optimizer_flops / its rate
   double mfu = 0;         // model FLOPs divided by what all devices could compute in the step
 
   double seconds() const { return compute + rows + gradients + parameters + update; }

@@ -44,6 +44,11 @@ std::string arithmetic_rows(const Plan& plan, const config::RunConfig& config) {
          row("active parameters", with_unit(static_cast<double>(plan.active_parameters)), experts) +
          row("FLOPs per token", with_unit(flops_per_token), "forward and backward") +
          row("tokens per step", with_unit(static_cast<double>(plan.tokens_per_step))) +
+         (plan.optimizer_flops == 0 ? ""
+                                    : row("FLOPs of an update", with_unit(plan.optimizer_flops),
+                                          format("muon; %.3g %% of a step's others",
+                                                 100 * plan.optimizer_flops / flops_per_token /
+                                                     static_cast<double>(plan.tokens_per_step)))) +
          row("total tokens", with_unit(tokens), std::to_string(config.training.steps) + " steps") +
          row("total FLOPs", with_unit(tokens * flops_per_token));
 }
@@ -203,6 +208,7 @@ std::string plan_json(const Plan& plan, const PlanContext& context) {
   json["active_parameters"] = plan.active_parameters;
   json["flops_per_token"] = plan.flops_per_token;
   json["tokens_per_step"] = plan.tokens_per_step;
+  json["optimizer_flops_per_step"] = plan.optimizer_flops;
   for (const models::MemoryPart& part : plan.memory) json["memory_bytes"][part.name] = part.bytes;
   json["memory_bytes"]["total"] = plan.memory_bytes();
   json["checkpoint_snapshot_bytes"] = plan.snapshot_bytes;

@@ -16,6 +16,7 @@
 #include "dtopp/base/json.h"
 #include "dtopp/device/available_memory.h"
 #include "dtopp/device/device.h"
+#include "dtopp/ops/optimizer/orthogonalize.h"
 #include "dtopp/train/nonfinite_watch.h"
 #include "dtopp/train/trainer.h"
 
@@ -119,6 +120,11 @@ OperatorCost cross_entropy(Inputs in) {
 // parameters, gradients, two moments: all but the gradients are also written.
 OperatorCost adamw(Inputs in) { return {0, 2 * (bytes(in[0]) + bytes(in[2]) + bytes(in[3])) + bytes(in[1])}; }
 
+// [B, M, N]
+OperatorCost orthogonalize(Inputs in) {
+  return {size(in[0], 0) * ops::orthogonalize_flops(size(in[0], 1), size(in[0], 2)), 2 * bytes(in[0])};
+}
+
 // self, other: self is written
 OperatorCost copy(Inputs in) { return {0, bytes(in[0]) + bytes(in[1])}; }
 OperatorCost add_in_place(Inputs in) { return {0, 2 * bytes(in[0]) + bytes(in[1])}; }
@@ -153,6 +159,7 @@ constexpr auto kCosts = std::to_array<Row>({
     {"dtopp::linear_cross_entropy_forward", cross_entropy},
     {"dtopp::squared_norms", only_reads},
     {"aten::_fused_adamw_", adamw},
+    {"dtopp::orthogonalize", orthogonalize},
 });
 
 // Operators that move data. They count only in sums of gradients and updates.
@@ -170,7 +177,7 @@ CostFunction cost_in(const auto& rows, std::string_view name) {
 
 constexpr auto kLabels = std::to_array<const char*>(
     {"embedding", "norms, rotation, residuals", "attention, forward", "attention, backward", "router",
-     "experts, feed-forward", "loss", "gradient sums", "gradient norm", "update", "other"});
+     "experts, feed-forward", "loss", "gradient sums", "gradient norm", "update", "Muon", "other"});
 static_assert(kLabels.size() == static_cast<size_t>(StepPart::kCount));
 
 int64_t now() {
@@ -199,6 +206,7 @@ std::optional<StepPart> part_of_scope(std::string_view scope) {
 std::optional<StepPart> part_of_operator(std::string_view name) {
   if (name == "aten::rms_norm" || name == "aten::layer_norm" || name.starts_with("dtopp::norm"))
     return StepPart::kNorms;
+  if (name == "dtopp::orthogonalize") return StepPart::kMuon;
   return std::nullopt;
 }
 
@@ -323,6 +331,7 @@ std::string StepProfile::table(const MachineRates& rates) const {
       format("%-27s %11s %11s %9s %9s %7s\n", "part", "GFLOP", "MB", "limit,ms", "time,ms", "lost,%");
   for (size_t part = 0; part < sums_.size(); ++part) {
     const Sums mean{sums_[part].seconds / steps, sums_[part].flops / steps, sums_[part].bytes / steps};
+    if (part == static_cast<size_t>(StepPart::kMuon) && mean.seconds == 0) continue;  // another optimizer
     const double limit = std::max(mean.flops / rates.flops, mean.bytes / rates.bytes);
     text += row(kLabels[part], mean, limit);
     reached += limit;

@@ -53,6 +53,7 @@ enum class StepPart : uint8_t {
   kGradientSums,
   kGradientNorm,
   kUpdate,
+  kMuon,
   kOther,
   kCount,
 };

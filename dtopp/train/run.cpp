@@ -503,12 +503,16 @@ void add_routing(const StepResult& result, const config::ModelConfig& model, run
     add_shares(result.activations, may_be_empty, record);
   for (const auto& [name, by_layer] : result.router)
     values.emplace_back("moe/" + name, shared_or_mean(by_layer));
-  for (size_t layer = 0; layer < static_cast<size_t>(result.activations.num_layers()); ++layer) {
+  const auto layers = static_cast<size_t>(result.activations.num_layers());
+  const size_t by_id =
+      layers - result.scales.size();  // first layers, which route by token id and have no theta
+  for (size_t layer = 0; layer < layers; ++layer) {
     add_activations("moe/" + layer_key(layer, ""), result.activations.summary(static_cast<int64_t>(layer)),
                     record);
     for (const auto& [name, by_layer] : result.router)
       values.emplace_back("moe/" + layer_key(layer, name.c_str()), by_layer[by_layer.size() > 1 ? layer : 0]);
-    if (!result.scales.empty()) values.emplace_back("moe/" + layer_key(layer, "scale"), result.scales[layer]);
+    if (!result.scales.empty() && layer >= by_id)
+      values.emplace_back("moe/" + layer_key(layer, "scale"), result.scales[layer - by_id]);
   }
 }
 

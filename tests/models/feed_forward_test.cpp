@@ -238,7 +238,7 @@ TEST(FeedForward, shared_experts_are_experts_that_every_token_selects) {
       {"experts.gate_up_proj", gate_up_EGD.narrow(0, S, E)},
       {"experts.down_proj", down_EDF.narrow(0, S, E)}};
   const FeedForwardWeights weights = feed_forward_weights(
-      config.model, config.routing, "", [&](const std::string& name) { return tensors.at(name); });
+      config.model, config.routing, "", 0, [&](const std::string& name) { return tensors.at(name); });
   const moe::Routing routing{moe::make_router(config, at::kCPU)};
   const at::Tensor x_TD = at::randn({T, D});
   std::vector<ops::RouteOutput> routed;

@@ -1,5 +1,7 @@
 #include "dtopp/optim/optimizer.h"
 
+#include <limits>
+
 #include <gtest/gtest.h>
 
 #include "dtopp/base/format.h"
@@ -84,6 +86,79 @@ TEST(Schedule, gives_routers_their_own_factor_and_warm_up) {
   EXPECT_DOUBLE_EQ(learning_rates(config, 200, 1000).router, 1.5e-4);
   EXPECT_DOUBLE_EQ(learning_rates(config, 400, 1000).router, 3e-4);
   EXPECT_DOUBLE_EQ(learning_rates(config, 1000, 1000).router, 3e-4);
+}
+
+config::OptimizerConfig muon() {
+  config::OptimizerConfig config;
+  config.method = config::OptimizerMethod::kMuon;
+  return config;
+}
+
+// A parameter with its gradient, on one rank.
+struct Trained {
+  Trained(parameters::ParameterSpec of, const at::Tensor& value, const at::Tensor& gradient)
+      : spec(std::move(of)), shard{&spec, value.flatten().clone(), gradient.flatten().clone(), {}, {}} {
+    for (size_t i = 0; i < make_optimizer(muon())->slots(spec).size(); ++i)
+      shard.slots.push_back(at::zeros_like(shard.main_param));
+    shard.updates = {{0, shard.main_param.numel()}};
+  }
+  void step(bool applied = true) {
+    shard.spec = &spec;
+    make_optimizer(muon())->step(
+        std::span(&shard, 1),
+        {{0.1, 0.1}, at::ones({}), at::scalar_tensor(applied, at::kBool), at::ones({})});
+  }
+
+  parameters::ParameterSpec spec;
+  ParameterShard shard;
+};
+
+parameters::ParameterSpec spec_of(std::vector<int64_t> shape, parameters::ParameterRole role,
+                                  int64_t stacked = 1) {
+  return {"one", std::move(shape), {}, role, stacked};
+}
+
+TEST(Muon, updates_gate_and_up_and_every_expert_by_themselves) {
+  using enum parameters::ParameterRole;
+  const at::Tensor values = at::randn({3, 8, 6}),
+                   gradients = at::randn({3, 8, 6}) * at::tensor({1.0F, 9.0F, 0.1F}).view({3, 1, 1});
+  Trained experts(spec_of({3, 8, 6}, kExpert, 2), values, gradients);
+  experts.step();
+  for (int64_t expert = 0; expert < 3; ++expert) {
+    for (int64_t half = 0; half < 2; ++half) {
+      const auto part = [&](const at::Tensor& x) { return x.view({3, 8, 6})[expert].narrow(0, 4 * half, 4); };
+      Trained alone(spec_of({4, 6}, kMatrix), part(values), part(gradients));
+      alone.step();
+      EXPECT_TRUE(alone.shard.main_param.view({4, 6}).equal(part(experts.shard.main_param)))
+          << expert << half;
+      EXPECT_TRUE(alone.shard.slots[0].view({4, 6}).equal(part(experts.shard.slots[0]))) << expert << half;
+    }
+  }
+}
+
+TEST(Muon, leaves_embeddings_vectors_and_the_output_to_adamw) {
+  using enum parameters::ParameterRole;
+  const std::unique_ptr<Optimizer> optimizer = make_optimizer(muon()), adamw = make_optimizer({});
+  for (const auto& spec :
+       {spec_of({9, 6}, kLookUp), spec_of({9, 6}, kTiedLookUp), spec_of({9, 6}, kOuterMatrix),
+        spec_of({9, 6}, kRouter), spec_of({}, kRouterScale), spec_of({6}, kGain), spec_of({1, 6}, kMatrix)}) {
+    EXPECT_EQ(optimizer->slots(spec), adamw->slots(spec));
+    EXPECT_EQ(optimizer->shard_policy(spec), distributed::ShardPolicy::kElements);
+    EXPECT_EQ(optimizer->flops(spec), 0);
+  }
+  EXPECT_EQ(optimizer->slots(spec_of({9, 6}, kMatrix)).size(), 1);
+}
+
+TEST(Muon, changes_nothing_in_a_step_that_is_not_applied) {
+  for (const float bad :
+       {1.0F, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    Trained matrix(spec_of({5, 4}, parameters::ParameterRole::kMatrix), at::randn({5, 4}),
+                   at::full({5, 4}, bad));
+    const at::Tensor before = matrix.shard.main_param.clone();
+    matrix.step(/*applied=*/false);
+    EXPECT_TRUE(matrix.shard.main_param.equal(before));
+    EXPECT_TRUE(matrix.shard.slots[0].equal(at::zeros({20})));
+  }
 }
 
 }  // namespace

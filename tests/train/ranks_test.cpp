@@ -98,6 +98,9 @@ class RanksByMethodSlow : public Ranks, public testing::WithParamInterface<const
     }
     if (method == "expert_normalization")
       config_.routing.expert_normalization = config::ExpertNormalization::kRunning;
+    if (method == "hash_layers") config_.routing.hash_layers = 1;
+    if (method.starts_with("muon")) config_.optimizer.method = config::OptimizerMethod::kMuon;
+    if (method == "muon_shared") config_.model.shared_experts = 2;
     if (method == "global_statistics") config_.loss.batch_statistics = config::BatchStatistics::kGlobal;
     if (method == "dense") config_.routing.experts.clear();
   }
@@ -181,7 +184,8 @@ TEST_F(Ranks, a_run_in_bf16_has_them_in_blocks_of_one_size) {
 INSTANTIATE_TEST_SUITE_P(Methods, RanksByMethodSlow,
                          testing::Values("dtop_p", "layer", "top_p", "top_k", "top_k_bias", "dtop_p_bias",
                                          "relu", "expert_threshold", "hash", "shared", "zero", "zero_bias",
-                                         "dense", "global_statistics", "expert_normalization"));
+                                         "dense", "global_statistics", "expert_normalization", "hash_layers",
+                                         "muon", "muon_shared"));
 
 }  // namespace
 }  // namespace dtopp::train

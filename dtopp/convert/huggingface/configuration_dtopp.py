@@ -31,6 +31,7 @@ class DtoppConfig(PretrainedConfig):
         (the router's buffers hold the means, of `router_normalization_steps` steps of training).
     router_renormalize: True, the weights of a token's experts sum to 1; "l2", their squares do; False, neither.
     router_gate_scale: for "top_k_bias", what they sum to.
+    router_hash_layers: the first layers, in which the token's id determines `router_top_k` experts as with "hash".
     router_max_experts: maximum number of experts per token; 0: no limit. A smaller one saves time and memory.
     router_cut_decay, router_cut_steps: for "expert_threshold", the decay of its moving average and the number of steps in it.
     attend_across_documents: False if dtopp lets a token attend only to its own document. In transformers a token attends to its
@@ -49,6 +50,7 @@ class DtoppConfig(PretrainedConfig):
                  router_method="dtop_p", router_top_k=8, router_thresholds=None, router_target_experts=8,
                  router_normalization="dynamic", router_renormalize=True, router_gate_scale=1.0, router_max_experts=0,
                  router_cut_decay=0.99, router_cut_steps=0, router_expert_normalization="none", router_normalization_steps=0,
+                 router_hash_layers=0,
                  initializer_range=0.02, rope_parameters=None, use_cache=True, output_router_logits=False,
                  attend_across_documents=True, end_of_text=-1, **kwargs):
         self.vocab_size = vocab_size
@@ -77,6 +79,7 @@ class DtoppConfig(PretrainedConfig):
         self.router_renormalize = router_renormalize
         self.router_gate_scale = router_gate_scale
         self.router_max_experts = router_max_experts
+        self.router_hash_layers = router_hash_layers
         self.router_cut_decay = router_cut_decay
         self.router_cut_steps = router_cut_steps
         self.router_expert_normalization = router_expert_normalization

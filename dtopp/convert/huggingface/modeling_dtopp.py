@@ -62,7 +62,8 @@ class DtoppRouter(nn.Module):
         super().__init__()
         self.config, self.layer, method = config, layer, config.router_method
         self.has_sigmoid_scores = method == "top_k_bias" and config.zero_experts == 0
-        if method == "hash":
+        self.by_id = method == "hash" or layer < config.router_hash_layers
+        if self.by_id:
             self.register_buffer("expert_VK", torch.zeros(config.vocab_size, config.router_top_k, dtype=torch.int32))
             return
         self.weight = nn.Parameter(torch.zeros(config.num_experts + config.zero_experts, config.hidden_size))
@@ -80,10 +81,12 @@ class DtoppRouter(nn.Module):
         """Returns the logits [T, E]; the weights and the experts of each token [T, K]; and the sum of the weights of its zero
         experts [T, 1]. K is `config.num_experts_per_tok`. A slot without an expert has expert 0 and weight 0."""
         config = self.config
-        if config.router_method == "hash":
+        if self.by_id:
             expert_TK = self.expert_VK[ids_T].long()
             none_TE = torch.zeros(len(x_TD), config.num_experts, device=x_TD.device)  # there are no logits
-            return none_TE, torch.full_like(expert_TK, 1 / config.router_top_k, dtype=torch.float32), expert_TK, none_TE[:, :1]
+            weight_TK = torch.full_like(expert_TK, 1 / config.router_top_k, dtype=torch.float32)
+            empty = (0, config.num_experts_per_tok - config.router_top_k)
+            return none_TE, F.pad(weight_TK, empty), F.pad(expert_TK, empty), none_TE[:, :1]
         logits_TC = self.logits(x_TD)
         gate_TC = self.gates(logits_TC)
         gate_TE, zero_gate_TZ = gate_TC.split([config.num_experts, config.zero_experts], -1)
@@ -189,7 +192,7 @@ class DtoppMoE(nn.Module):
         self.shared_experts = DtoppMLP(config, config.shared_experts) if config.shared_experts > 0 else None
         self.shared_gate = nn.Linear(config.hidden_size, 1, bias=False) if config.shared_gate else None
         self.copies_input = config.zero_experts > 0 and config.zero_kind == "copy"
-        self.ids_T = None  # the tokens' ids, which DtoppModel sets for the router "hash"
+        self.ids_T = None  # the tokens' ids, which DtoppModel sets for layers that select by them
 
     def forward(self, x):
         x_TD = x.reshape(-1, x.shape[-1])
@@ -232,7 +235,7 @@ class DtoppPreTrainedModel(olmoe.OlmoePreTrainedModel):
         if isinstance(module, DtoppExperts):
             init.normal_(module.gate_up_proj, mean=0.0, std=std)
             init.normal_(module.down_proj, mean=0.0, std=std)
-        elif isinstance(module, DtoppRouter) and self.config.router_method != "hash":
+        elif isinstance(module, DtoppRouter) and not module.by_id:
             init.normal_(module.weight, mean=0.0, std=std)
 
 
@@ -251,9 +254,9 @@ class DtoppModel(DtoppPreTrainedModel, olmoe.OlmoeModel):
         self.post_init()
 
     def forward(self, input_ids=None, *args, **kwargs):  # the other arguments have other names in each release
-        if self.config.num_experts > 1 and self.config.router_method == "hash":
+        if self.config.num_experts > 1 and (self.config.router_method == "hash" or self.config.router_hash_layers > 0):
             if input_ids is None:
-                raise ValueError("the router hash selects experts by token id: pass input_ids, not inputs_embeds")
+                raise ValueError("this model selects experts by token id: pass input_ids, not inputs_embeds")
             for layer in self.layers:
                 layer.mlp.ids_T = input_ids.flatten()
         return super().forward(input_ids, *args, **kwargs)
@@ -315,6 +318,11 @@ class DtoppForCausalLM(DtoppPreTrainedModel, olmoe.OlmoeForCausalLM):
         most = self.config.router_max_experts or self.config.num_experts + self.config.zero_experts
 
         def hook(router, arguments, output):
+            if router.by_id:  # its experts count for any p
+                sums_TE = torch.full((len(arguments[0]), self.config.num_experts), torch.inf)
+                sums_TE[:, :self.config.router_top_k] = 0
+                cumulative_probs.append(sums_TE)
+                return
             P_TC = router.probabilities(router.logits(arguments[0]))
             cumulative_probs.append(before(P_TC).masked_fill(places(P_TC) >= most, torch.inf)[:, :self.config.num_experts])
 

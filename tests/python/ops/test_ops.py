@@ -303,3 +303,61 @@ def test_without_gradients_no_gradient_is_formed():
     with torch.inference_mode():
         ops.linear_cross_entropy(x, weight, targets)
     assert not ops.token_log_probs(x, weight, targets)[0].requires_grad
+
+# --- orthogonalize --------------------------------------------------------------------------------------------
+
+SHAPES = [(1, 2, 2), (3, 16, 16), (5, 16, 40), (2, 200, 70), (1, 300, 300)]
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_orthogonalize_brings_singular_values_near_one(shape, bf16):
+    matrices = randn(*shape)
+    result = ops.orthogonalize(matrices, bf16)
+    U, S, Vh = torch.linalg.svd(matrices.double(), full_matrices=False)
+    values = U.mT @ result.double() @ Vh.mT  # the iteration keeps singular vectors
+    off = values - torch.diag_embed(values.diagonal(dim1=-2, dim2=-1))
+    assert off.abs().max() < (0.06 if bf16 else 1e-4)
+    share = S / matrices.double().norm(dim=(-2, -1)).unsqueeze(-1)
+    kept = values.diagonal(dim1=-2, dim2=-1)[share > 0.01]
+    assert 0.6 < kept.min() and kept.max() < 1.3
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_orthogonalize_has_the_numbers_of_torch(shape):
+    """torch computes in bf16, and so its numbers have an error of about 2^-8 per product."""
+    matrices = randn(*shape)
+    want = torch.stack([torch.optim._muon._zeropower_via_newtonschulz(m, (3.4445, -4.7750, 2.0315), 5, 1e-7) for m in matrices])
+    for bf16 in (False, True):
+        difference = ops.orthogonalize(matrices, bf16) - want.float()
+        assert difference.norm() < 0.1 * want.float().norm()
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_orthogonalize_of_extreme_matrices(bf16):
+    zero = torch.zeros(2, 5, 7)
+    assert torch.equal(ops.orthogonalize(zero, bf16), zero)
+    assert ops.orthogonalize(torch.empty(0, 5, 7), bf16).shape == (0, 5, 7)
+    left, right = randn(5, 1), randn(1, 7, seed=2)
+    values = torch.linalg.svdvals(ops.orthogonalize((left @ right)[None], bf16)[0])
+    # The iteration also raises the singular values of bf16's rounding errors.
+    assert 0.6 < values[0] < 1.3 and values[1:].max() < (1.3 if bf16 else 0.05)
+    matrices = randn(1, 20, 30)
+    want = ops.orthogonalize(matrices, bf16)
+    for factor in (1e-3, 1e30):
+        assert (ops.orthogonalize(factor * matrices, bf16) - want).norm() < (0.1 if bf16 else 1e-4) * want.norm()
+    assert ops.orthogonalize(torch.full((1, 3, 3), torch.inf), bf16).isnan().any()
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_orthogonalize_gives_a_matrix_the_same_bits_in_any_batch(bf16):
+    matrices = randn(37, 80, 48)
+    together = ops.orthogonalize(matrices, bf16)
+    for begin, count in ((0, 1), (3, 16), (20, 17)):
+        assert torch.equal(ops.orthogonalize(matrices[begin:begin + count], bf16), together[begin:begin + count])
+
+
+def test_orthogonalize_refuses_other_shapes_and_types():
+    for matrices in (randn(3, 4), randn(1, 3, 4).double()):
+        with pytest.raises(RuntimeError, match="orthogonalize: expected f32 matrices"):
+            ops.orthogonalize(matrices, False)

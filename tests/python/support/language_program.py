@@ -81,6 +81,9 @@ ROUTERS = {
     "expert_threshold": {"routing.method": "expert_threshold", "routing.cut_decay": 0.5, **OWN_GATES},
     "hash": {"routing.method": "hash", "routing.experts": 2, "routing.normalization": "none", "loss.load_balance": 0,
              "loss.dynamic": 0, "loss.router_z": 0},
+    "dtop_p_hash_layers": {"routing.hash_layers": 1},
+    "top_k_hash_layers": {"routing.method": "top_k", "routing.experts": 3, "routing.hash_layers": 1,
+                          "routing.expert_normalization": "running"},
 }
 
 

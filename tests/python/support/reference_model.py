@@ -278,6 +278,18 @@ def router_factor(optimizer, step):
     return optimizer.get("router_lr_factor", 1.0) * (min(step / warmup, 1.0) if warmup else 1.0)
 
 
+def orthogonalized(matrices):
+    """Muon's Newton-Schulz iteration, five steps, on [..., M, N]."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    X = matrices.double() / matrices.double().norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)
+    wide = X.shape[-2] <= X.shape[-1]
+    X = X if wide else X.mT
+    for _ in range(5):
+        A = X @ X.mT
+        X = a * X + (b * A + c * A @ A) @ X
+    return (X if wide else X.mT).to(matrices.dtype)
+
+
 class Trainer:
     """Resumes from a checkpoint with given batches."""
 
@@ -337,6 +349,9 @@ class Trainer:
             for name, p in self.parameters.items():
                 rate = lr * router_factor(o, self.step_count) if ".gate." in name else lr
                 g = gradients[name] * shrink
+                if name + ".momentum_buffer" in self.moments:
+                    self.muon(name, p, g, rate)
+                    continue
                 m, v = self.moments[name + ".exp_avg"], self.moments[name + ".exp_avg_sq"]
                 m.mul_(beta1).add_(g, alpha=1 - beta1)
                 v.mul_(beta2).add_(g * g, alpha=1 - beta2)
@@ -347,6 +362,15 @@ class Trainer:
                 p.sub_(rate * m_hat / (v_hat.sqrt() + o["eps"]))
                 p.grad = None
         return norm
+
+    def muon(self, name, p, g, rate):
+        o, m = self.config["optimizer"], self.moments[name + ".momentum_buffer"]
+        m.add_(g - m, alpha=1 - o["momentum"])
+        direction = g + o["momentum"] * (m - g)
+        parts = direction.chunk(2, -2) if "gate_up_proj" in name else [direction]
+        step = torch.cat([orthogonalized(part) * 0.2 * max(part.shape[-2:]) ** 0.5 for part in parts], -2)
+        p.mul_(1 - rate * o["weight_decay"]).sub_(rate * step)
+        p.grad = None
 
 
 class Controller:

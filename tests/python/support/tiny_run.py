@@ -36,7 +36,7 @@ output: {output}
 """
 
 
-# Overrides of runs with other routers.
+# Overrides of runs with other routers, or with another optimizer.
 OWN_GATES = ["routing.normalization=none", "routing.renormalize=false", "loss.load_balance=0"]
 ROUTERS = {
     "dtop_p_bias": ["routing.method=dtop_p_bias", "routing.bias_rate=0.01", "loss.load_balance=0"],
@@ -48,6 +48,8 @@ ROUTERS = {
                             "loss.load_balance=0"],
     "dtop_p_bias_quantile": ["routing.method=dtop_p_bias", "routing.bias_rule=quantile", "routing.controller=solve"],
     "hash": ["routing.method=hash", "routing.normalization=none", "loss.load_balance=0", "loss.dynamic=0"],
+    "hash_layers": ["routing.hash_layers=1", "routing.expert_normalization=running", "routing.controller=solve"],
+    "muon": ["optimizer.method=muon", "model.shared_experts=1"],
     "shared_experts": ["model.shared_experts=2", "model.shared_gate=true", "model.qk_norm=head", "model.qkv_bias=true"],
     "schedule": ["routing.schedule=[1.5, 3]", "routing.schedule_at=[0, 1]", "routing.controller=solve"],
     "schedule_hash": ["routing.method=hash", "routing.normalization=none", "loss.load_balance=0", "loss.dynamic=0",

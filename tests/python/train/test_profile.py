@@ -96,6 +96,18 @@ def test_the_profile_changes_no_bit_and_the_run_resumes(profiled):
     assert_refused(again, 2, ["--profile 2", folder / "profiled", "0 of its 12 steps", "choose another output"], alone=False)
 
 
+def test_muon_has_a_row_whose_work_the_plan_states(dtopp_binary, tmp_path):
+    config = tiny_run.make(tmp_path)
+    done = tiny_run.dtopp("train", config, "--profile", "3", "optimizer.method=muon")
+    assert done.returncode == 0, done.stderr
+    row = rows((tmp_path / "run/profile.txt").read_text())["Muon"]
+    plan = json.loads(tiny_run.dtopp("plan", config, "optimizer.method=muon", "--json").stdout)
+    hidden, ffn, layers, experts = 32, 16, 2, 8
+    flops = 5 * layers * (4 * 4 * hidden**3 + 3 * experts * (3 * ffn**2 * hidden + ffn**3))
+    assert plan["optimizer_flops_per_step"] == flops
+    assert row[0] == pytest.approx(1e-9 * flops, rel=1e-4) and row[3] > 0
+
+
 @pytest.mark.parametrize("steps", ["1", "0", "-3", "1001", "many", "2.5"])
 def test_a_wrong_number_of_steps_is_refused(dtopp_binary, tmp_path, steps):
     assert_refused(tiny_run.dtopp("train", tiny_run.make(tmp_path), f"--profile={steps}"), 2, "--profile")

@@ -12,7 +12,7 @@ from refusal import assert_refused
 pytestmark = [needs_program, for_cpus]
 
 FOUR_RANKS = "training.micro_batch_size=1"  # a step's four sequences are work for four ranks
-TARGETS = ("shared_experts", "zero_experts", "expert_normalization", "dtop_p_bias", "schedule")  # with --target-experts
+TARGETS = ("shared_experts", "zero_experts", "expert_normalization", "dtop_p_bias", "schedule", "hash_layers", "muon")  # with --target-experts
 
 
 def train(directory, router, *overrides):
@@ -83,7 +83,7 @@ def test_a_folder_for_hugging_face_converts_back_to_the_same_bytes(whole, tmp_pa
         assert (tmp_path / "hf" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
-@pytest.fixture(scope="module", params=tiny_run.ROUTERS if tiny_run.FULL else ("hash", "expert_normalization", "dtop_p_bias", "relu"))
+@pytest.fixture(scope="module", params=tiny_run.ROUTERS if tiny_run.FULL else ("hash", "hash_layers", "expert_normalization", "dtop_p_bias", "relu"))
 def language_run(request, tmp_path_factory):
     router = request.param
     return router, tiny_language_run.train(tmp_path_factory.mktemp(router), "dtop_p", 128, *tiny_run.ROUTERS[router])

@@ -25,6 +25,8 @@ CASES = {
     "dtop_p_documents": {"model.attend_across_documents": "false", "data.end_of_text": 7},
     "top_k_expert_normalization": {"routing.method": "top_k", "routing.experts": 2, "routing.expert_normalization": "running"},
     "dtop_p_expert_normalization": {"routing.expert_normalization": "running", "model.zero_experts": 3},
+    "dtop_p_muon": {"optimizer.method": "muon"},
+    "dense_muon": {"optimizer.method": "muon", "model.num_experts": 1, "model.tie_embeddings": "false"},
     "dtop_p_whole_batch": {"loss.batch_statistics": "global", "loss.load_balance": 0.1},
 }
 REPORTED = {"total": "train/loss"} | {name: f"train/{name}_loss" for name in reference_model.LOSSES} | {
