@@ -155,7 +155,7 @@ ParameterStore::ParameterStore(std::vector<parameters::ParameterSpec> specs, con
   const int64_t ep_size = groups_.dims().ep_size;
   updates_ = at::zeros({}, fp32);
   std::vector<int64_t> chunk_indices;
-  // Of the matrices that no rank shares: each goes to the rank with the least work so far.
+  // The work of each rank for matrices that no rank shares. The next goes to the rank with the least.
   std::vector<double> work(static_cast<size_t>(groups_.size()));
   for (size_t i = 0; i < specs_.size(); ++i) {
     const parameters::ParameterSpec& spec = specs_[i];
