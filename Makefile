@@ -63,8 +63,8 @@ nightly:  ## run every case of the suite, kernels under sanitizers, clang-tidy, 
 	@scripts/setup.sh tidy
 	@scripts/test.sh nightly $(JOBS)
 
-lab-data:  ## prepare the novels of configs/lab.yaml and configs/base/bytes.yaml, after make build
-	@for part in train validation; do for vocabulary in lab:english-8k bytes:bytes; do \
+lab-data:  ## prepare the novels of configs/lab.yaml and of configs/base, after make build
+	@for part in train validation; do for vocabulary in lab:english-8k bytes:bytes bpe:english-1k; do \
 	  $(BUILD)/bin/dtopp prepare text assets/text/lab-$$part.jsonl.zst --output data/$${vocabulary%:*}/$$part \
 	  --tokenizer assets/tokenizer/$${vocabulary#*:}.tokenizer.json || exit; done; done
 
