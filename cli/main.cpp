@@ -159,6 +159,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   dtopp::cli::add_prepare(app);
   dtopp::cli::add_tokenize(app);
+  dtopp::cli::add_new(app);
   dtopp::cli::add_train(app);
   dtopp::cli::add_replay(app);
   dtopp::cli::add_evaluate(app);
