@@ -14,6 +14,7 @@
 #include "dtopp/data/text/token_file.h"
 #include "dtopp/data/text/tokenizer.h"
 #include "dtopp/device/device.h"
+#include "dtopp/models/make_model.h"
 #include "dtopp/plan/new_run.h"
 #include "dtopp/plan/plan.h"
 #include "dtopp/study/runner.h"
@@ -33,7 +34,7 @@ struct NewOptions {
 };
 
 // For transform(): replaces "10M" by 10000000. Each unit stands for a power of 1000.
-CLI::Validator amount(const std::vector<std::string>& units, const std::string& name) {
+CLI::Validator amount(const std::vector<std::string>& units) {
   return {[units](std::string& text) -> std::string {
             constexpr double kMost = 1e15;
             double number = 0;
@@ -48,10 +49,9 @@ CLI::Validator amount(const std::vector<std::string>& units, const std::string& 
             text = std::to_string(std::llround(number));
             return "";
           },
-          name};
+          ""};
 }
-CLI::Validator count() { return amount({"", "k", "M", "B", "T"}, "COUNT"); }
-CLI::Validator bytes() { return amount({"", "kB", "MB", "GB", "TB"}, "BYTES"); }
+CLI::Validator count() { return amount({"", "k", "M", "B", "T"}); }
 
 plan::NewRunSize size_of(const NewOptions& options) {
   plan::NewRunSize size{.active = options.active, .sequence_length = options.sequence};
@@ -143,6 +143,7 @@ void write_new_run(const NewOptions& options) {
       options.config + "\n" + plan::commented_yaml(run, "as in " + options.like);
   const config::RunConfig config = config::parse_run_config(text, options.config);
   const plan::Plan plan = plan::make_plan(config, {}, kind);
+  if (data) models::open_training_data(config, data::Verify::kSizes);  // refuses data that do not fit
   write_file_atomically(options.config, text);
   std::printf("%s", plan::plan_table(plan, config, {machine, {}, config.training.micro_batch_size}).c_str());
   print_time(config, plan, device);
@@ -160,7 +161,8 @@ void add_new(CLI::App& app) {
       ->check(in_existing_folder());
   command->add_option("--active", options->active, "active parameters, such as 10M or 1.5B")
       ->required()
-      ->transform(count());
+      ->transform(count())
+      ->type_name("COUNT");
   command
       ->add_option("--data", options->data,
                    "folder that `dtopp prepare text` wrote; may be repeated. Required without --like")
@@ -176,7 +178,8 @@ void add_new(CLI::App& app) {
       ->add_option("--tokens", options->tokens,
                    "tokens to train on, such as 200M (default: 20 per active parameter, at most four passes "
                    "over the data)")
-      ->transform(count());
+      ->transform(count())
+      ->type_name("COUNT");
   CLI::Option* experts =
       command->add_option("--experts", options->experts, "K/E: each token uses K of E experts on average")
           ->capture_default_str();
@@ -185,7 +188,8 @@ void add_new(CLI::App& app) {
   command
       ->add_option("--memory", options->memory,
                    "memory for training, such as 24GB (default: what is free on this machine)")
-      ->transform(bytes());
+      ->transform(amount({"", "kB", "MB", "GB", "TB"}))
+      ->type_name("BYTES");
   command
       ->add_option("--like", options->like,
                    "YAML configuration file to scale: with its ratios, router and recipe")

@@ -20,6 +20,38 @@ constexpr double kTokensPerParameter = 20, kMostPasses = 4;
 constexpr int64_t kFewestSteps = 500, kLongestWarmup = 2500;
 constexpr double kRateExponent = -0.1250, kBatchExponent = 0.3271;  // DeepSeek LLM, section 3.1
 constexpr const char* kStudy = "benchmarks/studies/balance.md";
+constexpr const char* kLaw = "DeepSeek LLM (arXiv 2401.02954, 3.1)";
+constexpr const char* kPaper = "the DTop-p paper's (arXiv 2512.13996)";
+
+// The reasons of new_run that depend on nothing.
+constexpr std::pair<const char*, const char*> kReasons[] = {
+    {"model.num_heads",
+     "head size 64 (Vaswani et al. 2017); below a hidden size of 256, 32 as in configs/quickstart.yaml"},
+    {"model.num_experts",
+     "--experts; by default 8 of 64, as in the DTop-p paper (docs/how-to/choose-experts.md)"},
+    {"model.sequence_length", "--sequence; by default 1024, as in GPT-2 (Radford et al. 2019)"},
+    {"routing.method", "tokens use different numbers of experts (arXiv 2512.13996)"},
+    {"routing.experts", "--experts: the mean number per token"},
+    {"routing.controller",
+     "meets that mean from the second step on (docs/how-to/choose-experts.md, section 5)"},
+    {"routing.normalization", kPaper},
+    {"routing.expert_normalization", "keeps routers from collapsing (benchmarks/studies/balance.md)"},
+    {"loss.lm_z", kPaper},
+    {"loss.load_balance", kPaper},
+    {"loss.dynamic", kPaper},
+    {"optimizer.betas", kPaper},
+    {"optimizer.weight_decay", kPaper},
+    {"optimizer.grad_clip", kPaper},
+    {"optimizer.min_lr", "lr / 100, as in the DTop-p paper"},
+    {"optimizer.schedule", "half a cosine over all steps, as in the DTop-p paper"},
+    {"optimizer.warmup_steps",
+     "a quarter of the steps (benchmarks/studies/balance.md), at most the 2,500 of the DTop-p paper"},
+    {"training.precision", "bf16 if the hardware multiplies it, else fp32 (docs/how-to/gpu.md)"},
+    {"validation.every", "ten times in the run"},
+    {"validation.tokens", "about 1 % of the run's time, at least configs/quickstart.yaml's 65,536"},
+    {"checkpoint.every", "a stop loses at most a tenth of the run"},
+    {"checkpoint.keep", "the newest ones; 0 keeps all"},
+    {"logging.console_every", "a hundred lines"}};
 
 std::string count(double value) { return format_count(value); }
 
@@ -137,89 +169,59 @@ void explain_size(NewRun& run, int64_t wish, const std::string& aspect) {
 }  // namespace
 
 NewRun new_run(const NewRunSize& size, const NewRunData& data) {
-  NewRun run;
+  NewRun run{{}, {std::begin(kReasons), std::end(kReasons)}};
   config::RunConfig& config = run.config;
   auto& reasons = run.reasons;
-  const std::string paper = "the DTop-p paper's (arXiv 2512.13996)";
   const auto K = static_cast<double>(size.experts);
-
   config.model.sequence_length = size.sequence_length;
   config.model.num_experts = size.num_experts;
   config.routing.experts = {K};
+  config.routing.controller = config::Controller::kSolve;
+  config.routing.expert_normalization = config::ExpertNormalization::kRunning;
   config.training.global_batch_size = config.training.micro_batch_size = 1;
+  config.training.precision = config::Precision::kAuto;
   use_data(run, data);
   find_size(config, {64, 8.0 / 3 / K}, size.active);
   explain_size(run, size.active, "near 64 (nanochat), from 32 to 128");
-  reasons["model.num_heads"] =
-      "head size 64 (Vaswani et al. 2017); below a hidden size of 256, 32 as in our configs/quickstart.yaml";
   reasons["model.ffn_hidden_size"] =
       format("of one expert: 8/3 hidden_size / %ld in steps of 16, a SwiGLU FFN in all (Touvron et al. 2023)",
              size.experts);
-  reasons["model.num_experts"] =
-      "--experts; by default 8 of 64, as in the DTop-p paper (docs/how-to/choose-experts.md)";
-  reasons["model.sequence_length"] = "--sequence; by default 1024, as in GPT-2 (Radford et al. 2019)";
-
-  config.routing.controller = config::Controller::kSolve;
-  config.routing.expert_normalization = config::ExpertNormalization::kRunning;
-  reasons["routing.method"] = "tokens use different numbers of experts (arXiv 2512.13996)";
-  reasons["routing.experts"] = "--experts: the mean number per token";
-  reasons["routing.controller"] =
-      "meets that mean from the second step on (docs/how-to/choose-experts.md, section 5)";
-  reasons["routing.normalization"] = paper;
-  reasons["routing.expert_normalization"] = std::string("keeps routers from collapsing (") + kStudy + ")";
-  for (const char* key : {"loss.lm_z", "loss.load_balance", "loss.dynamic", "optimizer.betas",
-                          "optimizer.weight_decay", "optimizer.grad_clip"})
-    reasons[key] = paper;
 
   const Plan plan = make_plan(config);
-  const auto active = static_cast<double>(plan.active_parameters);
-  const double enough = kTokensPerParameter * active,
+  const double enough = kTokensPerParameter * static_cast<double>(plan.active_parameters),
                most = kMostPasses * static_cast<double>(data.train_tokens);
   const double tokens = size.tokens ? static_cast<double>(*size.tokens) : std::min(enough, most);
-  const double flops = law_flops(config, plan, tokens);
-  const double lr = two_digits(0.3118 * std::pow(flops, kRateExponent));
-  const double batch = 0.2920 * std::pow(flops, kBatchExponent);
-  config.optimizer.lr = lr;
-  config.optimizer.min_lr = two_digits(lr / 100);
-  const auto length = static_cast<double>(size.sequence_length);
-  int64_t& sequences = config.training.global_batch_size;
-  for (sequences = power_of_two(batch / length); sequences > 1; sequences /= 2) {
-    set_steps(config, tokens);
-    if (config.training.steps >= kFewestSteps) break;
-  }
-  set_steps(config, tokens);
-  const int64_t steps = config.training.steps;
-  config.optimizer.warmup_steps = std::min(steps / 4, kLongestWarmup);
-  const std::string law = "DeepSeek LLM (arXiv 2401.02954, 3.1)";
-  reasons["optimizer.lr"] = format(
-      "%s: 0.3118 C^-0.125, C = %.2g FLOPs without embedding. The law was "
-      "fitted from 1e17 to 2e19; our lab of 2.4e13 agrees (%s)",
-      law.c_str(), flops, kStudy);
-  reasons["optimizer.min_lr"] = "lr / 100, as in the DTop-p paper";
-  reasons["optimizer.schedule"] = "half a cosine over all steps, as in the DTop-p paper";
-  reasons["optimizer.warmup_steps"] =
-      std::string("a quarter of the steps (") + kStudy + "), at most the 2,500 of the DTop-p paper";
   reasons["training.steps"] =
       count(tokens) + " tokens: " +
       (size.tokens      ? "--tokens"
        : enough <= most ? "20 per active parameter (Hoffmann et al. 2022)"
                         : "four passes over the data (Muennighoff et al. 2023), fewer than 20 per parameter");
-  reasons["training.global_batch_size"] =
-      format("%s: 0.292 C^0.3271 = %s tokens, as a power of two that leaves at least 500 steps", law.c_str(),
-             count(batch).c_str());
-  config.training.precision = config::Precision::kAuto;
-  reasons["training.precision"] = "bf16 if the hardware multiplies it, else fp32 (docs/how-to/gpu.md)";
   explain_data(run, data, tokens);
 
+  const double flops = law_flops(config, plan, tokens);
+  config.optimizer.lr = two_digits(0.3118 * std::pow(flops, kRateExponent));
+  config.optimizer.min_lr = two_digits(config.optimizer.lr / 100);
+  reasons["optimizer.lr"] = format(
+      "%s: 0.3118 C^-0.125, C = %.2g FLOPs without embedding. The law was fitted from 1e17 to 2e19; our "
+      "lab of 2.4e13 agrees (%s)",
+      kLaw, flops, kStudy);
+  const double batch = 0.2920 * std::pow(flops, kBatchExponent);
+  int64_t& sequences = config.training.global_batch_size;
+  sequences = power_of_two(batch / static_cast<double>(size.sequence_length));
+  for (set_steps(config, tokens); sequences > 1 && config.training.steps < kFewestSteps;) {
+    sequences /= 2;
+    set_steps(config, tokens);
+  }
+  reasons["training.global_batch_size"] =
+      format("%s: 0.292 C^0.3271 = %s tokens, as a power of two that leaves at least 500 steps", kLaw,
+             count(batch).c_str());
+
+  const int64_t steps = config.training.steps;
+  config.optimizer.warmup_steps = std::min(steps / 4, kLongestWarmup);
   config.validation.every = config.checkpoint.every = std::max<int64_t>(1, steps / 10);
   config.validation.tokens = std::min(static_cast<int64_t>(data.validation_tokens),
                                       std::clamp<int64_t>(std::lround(tokens / 400), 65536, 1000000));
-  reasons["validation.every"] = "ten times in the run";
-  reasons["validation.tokens"] = "about 1 % of the run's time, at least configs/quickstart.yaml's 65,536";
-  reasons["checkpoint.every"] = "a stop loses at most a tenth of the run";
-  reasons["checkpoint.keep"] = "the newest ones; 0 keeps all";
   config.logging.console_every = std::max<int64_t>(1, steps / 100);
-  reasons["logging.console_every"] = "a hundred lines";
   return run;
 }
 
