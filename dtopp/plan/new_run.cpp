@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
 #include "dtopp/plan/plan.h"
@@ -317,9 +318,9 @@ std::string commented_yaml(const NewRun& run, const std::string& otherwise) {
     const size_t dot = key.find('.');
     const std::string parent = dot == std::string::npos ? "" : key.substr(0, dot);
     if (parent != std::exchange(section, parent) && !parent.empty()) text += parent + ":\n";
-    const std::string line = parent.empty() ? key : "  " + key.substr(dot + 1);
-    text += format("%-34s # ", (line + ": " + value).c_str()) +
-            (reason == run.reasons.end() ? otherwise : reason->second) + "\n";
+    const std::string name = parent.empty() ? key : "  " + key.substr(dot + 1);
+    const std::string& why = reason == run.reasons.end() ? otherwise : reason->second;
+    text += format("%-34s # %s\n", concat(name, ": ", value).c_str(), why.c_str());
   }
   return text;
 }
