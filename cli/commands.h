@@ -14,6 +14,7 @@ void add_replay(CLI::App& app);
 void add_convert(CLI::App& app);
 void add_devices(CLI::App& app);
 void add_evaluate(CLI::App& app);
+void add_new(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_report(CLI::App& app);
 void add_tokenize(CLI::App& app);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <exception>
 #include <memory>
@@ -145,6 +146,44 @@ constexpr char kExitStatus[] = R"(Exit status:
   6   non-finite steps; failed runs of a study
   75  signal or time limit; the same command resumes)";
 
+// An example per command.
+constexpr std::array kExamples = {
+    "dtopp prepare text novels.jsonl.zst --tokenizer tokenizer.json --output data/novels/train",
+    "dtopp prepare images pictures --size 32 --output data/pictures/train",
+    "dtopp tokenize --tokenizer tokenizer.json < lines.txt",
+    "dtopp new mine.yaml --active 10M --data data/novels/train",
+    "dtopp train mine.yaml training.steps=2000 output=runs/mine",
+    "dtopp replay runs/mine --step 200",
+    "dtopp evaluate text runs/mine --text data/novels/validation",
+    "dtopp evaluate tasks runs/mine --data data/eval",
+    "dtopp evaluate experts runs/mine --text held-out.txt",
+    "dtopp evaluate images runs/pictures --images data/pictures/validation",
+    "dtopp generate runs/mine --prompt \"The old man\" --max-tokens 60",
+    "dtopp serve runs/mine --port 8080",
+    "dtopp sample runs/pictures --classes 0,7 --count 16 --output samples.png",
+    "dtopp plan mine.yaml --device h100",
+    "dtopp study study.yaml --dry-run",
+    "dtopp report runs/mine --output report.html",
+    "dtopp convert to-hf runs/mine mine-hf",
+    "dtopp convert from-hf OLMoE-1B-7B-0924 olmoe",
+    "dtopp convert to-gguf runs/mine mine.gguf",
+    "dtopp convert lm-eval tasks --data data/eval",
+    "dtopp devices --json"};
+
+// Shows each example in the help of its command. Groups of commands show their first one.
+void add_examples(CLI::App& app) {
+  for (const std::string example : kExamples) {
+    std::istringstream words(example.substr(example.find(' ')));
+    std::vector<CLI::App*> found = {&app};
+    for (std::string word; words >> word;) {
+      found =
+          found.front()->get_subcommands([&](const CLI::App* command) { return command->check_name(word); });
+      if (found.empty()) break;
+      if (found.front()->get_footer().empty()) found.front()->footer("Example:\n  " + example);
+    }
+  }
+}
+
 int fail(dtopp::ExitStatus status, const std::string& message) {
   const char* kind = status == dtopp::ExitStatus::kStopped ? "" : "error: ";
   std::fprintf(stderr, "dtopp: %s%s\n", kind, message.c_str());
@@ -159,6 +198,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   dtopp::cli::add_prepare(app);
   dtopp::cli::add_tokenize(app);
+  dtopp::cli::add_new(app);
   dtopp::cli::add_train(app);
   dtopp::cli::add_replay(app);
   dtopp::cli::add_evaluate(app);
@@ -170,6 +210,7 @@ int run(int argc, char** argv) {
   dtopp::cli::add_report(app);
   dtopp::cli::add_convert(app);
   dtopp::cli::add_devices(app);
+  add_examples(app);
   app.footer(kExitStatus);  // last: a command copies the footer when it is added
   try {
     app.parse(argc, argv);

@@ -58,6 +58,8 @@ def sections(program, *command):
     text = subprocess.run([program, *command, "--help"], check=True, capture_output=True, text=True).stdout
     title, usage = re.match(r"((?:.|\n)*?)\nUsage: (?:\S*/)?(dtopp.*)", text).groups()
     yield f"{'#' * max(2, len(command) + 1)} {' '.join(['dtopp', *command])}\n\n{cell(' '.join(title.split())).rstrip('.')}.\n\n```text\n{usage}\n```\n"
+    if example := re.search(r"^Example:\n  (.*)", text, re.M):
+        yield f"Example: `{example[1]}`\n"
     for kind in ("Positionals", "Options"):
         yield from table("argument" if kind == "Positionals" else "option",
                          [(f"`{name}`", value, description) for name, value, description in entries(text, kind)])

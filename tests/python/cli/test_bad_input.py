@@ -65,7 +65,7 @@ def test_wrong_usage_exits_2(tmp_path):
 
 @pytest.mark.parametrize("arguments,names", [
     (["trian"], ["'trian'", "train?", "dtopp --help"]),
-    (["frobnicate"], ["'frobnicate'", "prepare, tokenize, train, replay, evaluate, generate, serve, sample, plan"]),
+    (["frobnicate"], ["'frobnicate'", "prepare, tokenize, new, train, replay, evaluate, generate, serve, sample, plan"]),
     (["prepare", "txet", "a.txt"], ["'txet'", "text?"]),
     (["--verison"], ["'--verison'", "--version?"]),
     (["evaluate", "tasks", "run", "--taks=copa"], ["'--taks'", "--tasks?"]),

@@ -195,14 +195,25 @@ def test_the_page_of_commands_has_every_option_once(dtopp_binary):
 
 
 
-def test_help_fits_into_lines_of_100_characters(dtopp_binary):
+@pytest.fixture(scope="module")
+def help_texts(dtopp_binary):
+    """The help of every command, by the command's words."""
     def ask(words):
         text = tiny_run.dtopp(*words, "--help").stdout
-        for name in re.findall(r"^  ([a-z-]+) ", text.partition("Subcommands:")[2].partition("Exit status:")[0], re.M):
+        for name in re.findall(r"^  ([a-z-]+) ", re.split("Exit status:|Example:", text.partition("Subcommands:")[2])[0], re.M):
             yield from ask([*words, name])
         yield words, text
 
-    texts = dict((" ".join(words), text) for words, text in ask([]))
+    return dict((" ".join(words), text) for words, text in ask([]))
+
+
+def test_every_command_shows_an_example(help_texts):
+    for command, text in help_texts.items():
+        assert not command or re.search(rf"^Example:\n  dtopp {command} ", text, re.M), command
+
+
+def test_help_fits_into_lines_of_100_characters(help_texts):
+    texts = help_texts
     assert {"", "train", "prepare images", "evaluate tasks", "convert to-hf"} <= texts.keys()
     assert [(words, line) for words, text in texts.items() for line in text.splitlines() if len(line) > 100] == []
 
