@@ -18,6 +18,7 @@ constexpr int64_t kSmallestHidden = 64;
 constexpr double kNear = 0.05;  // sizes this near to the wish count as equal
 constexpr double kFar = 0.25;   // a size this far from the wish is refused
 constexpr double kTokensPerParameter = 20, kMostPasses = 4;
+constexpr int64_t kMostCpuTokens = 8192;  // per micro-batch
 constexpr int64_t kFewestSteps = 500, kLongestWarmup = 2500;
 constexpr double kRateExponent = -0.1250, kBatchExponent = 0.3271;  // DeepSeek LLM, section 3.1
 constexpr const char* kStudy = "benchmarks/studies/balance.md";
@@ -300,9 +301,14 @@ void fit_micro_batch(NewRun& run, config::Device device, uint64_t memory) {
         format(" and %.0f %% of ", 100 * (1 - kSpareMemory)), format_bytes(static_cast<double>(memory)),
         " may be used; lower --active, the number of experts or the sequence, or give more --memory");
   training.micro_batch_size = *largest;
+  const bool is_cpu = device != config::Device::kCuda;
+  while (is_cpu && training.micro_batch_size % 2 == 0 &&
+         training.micro_batch_size * run.config.model.sequence_length > kMostCpuTokens)
+    training.micro_batch_size /= 2;
   run.reasons["training.micro_batch_size"] =
       format("the largest that leaves %.0f %% of %s free (docs/explanation/plan.md)", 100 * kSpareMemory,
-             format_bytes(static_cast<double>(memory)).c_str());
+             format_bytes(static_cast<double>(memory)).c_str()) +
+      (is_cpu ? concat(", and has at most ", kMostCpuTokens, " tokens: a CPU gains nothing from more") : "");
 }
 
 std::string commented_yaml(const NewRun& run, const std::string& otherwise) {
