@@ -182,25 +182,25 @@ class Muon final : public Optimizer {
     return shape.rows > 1 && shape.columns > 1;
   }
 
+  // In a step that is not applied, the momentum stands in for the gradient, and nothing moves.
   void update(std::span<const Matrices> parts, const Shape& shape, const StepScalars& scalars) const {
-    std::vector<at::Tensor> momenta, directions;
+    std::vector<at::Tensor> directions;
     for (const Matrices& part : parts) {
-      const at::Tensor gradient = part.gradient / scalars.divisor;
-      momenta.push_back(part.momentum.lerp(gradient, 1 - config_.momentum));
-      directions.push_back(gradient.lerp(momenta.back(), config_.momentum));
+      const at::Tensor gradient = at::where(scalars.applied, part.gradient / scalars.divisor, part.momentum);
+      part.momentum.lerp_(gradient, 1 - config_.momentum);
+      directions.push_back(gradient.lerp(part.momentum, config_.momentum));
     }
-    const at::Tensor steps = ops::orthogonalize(at::cat(directions), bf16_);
+    const at::Tensor steps =
+        ops::orthogonalize(directions.size() == 1 ? directions[0] : at::cat(directions), bf16_);
     const double lr = scalars.rates.lr;
     const double scale = kUpdateRms * std::sqrt(static_cast<double>(std::max(shape.rows, shape.columns)));
+    const at::Tensor applied = scalars.applied.to(at::kFloat);
+    const at::Tensor kept = at::where(scalars.applied, 1 - lr * config_.weight_decay, 1.0).to(at::kFloat);
     int64_t first = 0;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const Matrices& part = parts[i];
+    for (const Matrices& part : parts) {
       const at::Tensor step = steps.narrow(0, first, part.main_param.size(0));
       first += part.main_param.size(0);
-      const at::Tensor main_param =
-          (part.main_param * (1 - lr * config_.weight_decay)).sub_(step, lr * scale);
-      part.main_param.copy_(at::where(scalars.applied, main_param, part.main_param));
-      part.momentum.copy_(at::where(scalars.applied, momenta[i], part.momentum));
+      part.main_param.mul_(kept).addcmul_(step, applied, -lr * scale);
     }
   }
 

@@ -11,8 +11,9 @@ namespace {
 constexpr int kSteps = 5;
 constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;  // X becomes kA X + kB (X X^T) X + kC (X X^T)^2 X
 constexpr double kSmallestNorm = 1e-7;
-constexpr int64_t kCudaBatch = 16;                       // always as many: a product's bits may depend on it
-constexpr int64_t kSymmetricParts = 4, kLeastRows = 64;  // computed parts of a symmetric product
+constexpr int64_t kCudaBatch = 16;  // always as many: a product's bits may depend on it
+// A symmetric product is computed in parts. Smaller parts cost more time than their half saves (measured).
+constexpr int64_t kSymmetricParts = 4, kLeastRows = 128, kLeastRowsOfLibrary = 256;
 
 // Matrices are [M, N] on a CPU and [B, M, N] on a device.
 
@@ -23,7 +24,9 @@ at::Tensor multiply_transposed(const at::Tensor& left, const at::Tensor& right) 
 
 // X X^T. Only blocks on and below the diagonal are computed.
 at::Tensor symmetric_square(const at::Tensor& X) {
-  const int64_t M = X.size(-2), step = std::max((M + kSymmetricParts - 1) / kSymmetricParts, kLeastRows);
+  const int64_t M = X.size(-2), least = multiplies_on_tiles(X) ? kLeastRows : kLeastRowsOfLibrary;
+  const int64_t step = std::max((M + kSymmetricParts - 1) / kSymmetricParts, least);
+  if (step >= M) return multiply_transposed(X, X);
   std::vector<int64_t> shape = X.sizes().vec();
   shape.back() = M;
   const at::Tensor square = at::empty(shape, X.options());
