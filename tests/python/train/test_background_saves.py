@@ -51,10 +51,11 @@ def assert_goes_on(reference, run):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, *tiny_run.in_full(4)])
-@pytest.mark.parametrize("make", [tiny_run.make, tiny_diffusion_run.make], ids=["language", "with an average"])
-def test_the_bytes_are_those_of_a_save_at_once(tmp_path, make, ranks):
+@pytest.mark.parametrize("make, method", [(tiny_run.make, "adamw"), (tiny_run.make, "muon"), (tiny_diffusion_run.make, "adamw")],
+                         ids=["language", "muon", "with an average"])
+def test_the_bytes_are_those_of_a_save_at_once(tmp_path, make, method, ranks):
     config = make(tmp_path)
-    options = [*OVERRIDES, "validation.every=2", "training.micro_batch_size=1", "--processes", ranks]
+    options = [*OVERRIDES, f"optimizer.method={method}", "validation.every=2", "training.micro_batch_size=1", "--processes", ranks]
     for asynchronous in ("true", "false"):
         done = tiny_run.dtopp("train", config, *options, f"checkpoint.asynchronous={asynchronous}", f"output={tmp_path}/{asynchronous}")
         assert done.returncode == 0, done.stderr

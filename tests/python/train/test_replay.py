@@ -15,8 +15,9 @@ pytestmark = [needs_program, for_cpus]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return tiny_run.trained(tmp_path_factory.mktemp("replay"), "logging.tensorboard=false") / "run"
+def trained(request, tmp_path_factory):
+    method = getattr(request, "param", "adamw")
+    return tiny_run.trained(tmp_path_factory.mktemp("replay"), "logging.tensorboard=false", f"optimizer.method={method}") / "run"
 
 
 def replay(run, step, *options):
@@ -45,6 +46,7 @@ def all_files(run):
     return {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.parametrize("trained", ["adamw", "muon"], indirect=True)
 @pytest.mark.parametrize("step", [1, 4, 7, 12])
 @pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
 def test_a_replayed_step_equals_the_step_of_the_run_and_changes_no_file(trained, step, processes):

@@ -31,6 +31,7 @@ def final_state(run, step=12):
 RUNS = {
     "global": (tiny_run.make, []),
     "layer": (tiny_run.make, ["routing.scope=layer", "routing.controller=solve"]),
+    "muon": (tiny_run.make, ["optimizer.method=muon"]),
     "diffusion": (tiny_diffusion_run.make, ["diffusion.samples_every=5", "diffusion.sample_classes=[1]"]),
 }
 
@@ -70,7 +71,7 @@ def pictures(run):
 
 @pytest.mark.parametrize("reference, how, status", [
     ("global", signal.SIGKILL, -9), ("global", signal.SIGTERM, 75), ("global", signal.SIGINT, 75),
-    ("layer", signal.SIGKILL, -9), ("diffusion", signal.SIGKILL, -9)], indirect=["reference"])
+    ("layer", signal.SIGKILL, -9), ("muon", signal.SIGKILL, -9), ("diffusion", signal.SIGKILL, -9)], indirect=["reference"])
 def test_a_run_stopped_at_random_moments_equals_the_run_never_stopped(reference, tmp_path, how, status):
     directory, make, overrides = reference
     config = make(tmp_path)

@@ -55,6 +55,16 @@ def test_a_step_schedule_is_followed(whole):
         assert [line["moe/active_experts"] for line in lines] == [4] * 6 + [2] * 6
 
 
+def test_the_controller_holds_the_budget_above_layers_that_route_by_id(whole):
+    router, run = whole
+    if router == "hash_layers":
+        lines = [line for line in tiny_run.metrics(run) if "moe/layer_01/active_experts" in line]
+        assert {line["moe/layer_00/active_experts"] for line in lines} == {3.0}
+        learned = [line["moe/layer_01/active_experts"] for line in lines[2:]]
+        assert sum(learned) / len(learned) == pytest.approx(3, abs=0.1)
+        assert "moe/layer_00/scale" not in lines[-1] and "moe/layer_01/scale" in lines[-1]
+
+
 def test_the_plan_counts_the_parameters_of_the_checkpoint(whole):
     router, run = whole
     plan = json.loads(tiny_run.dtopp("plan", run / "config.yaml", "--json").stdout)
