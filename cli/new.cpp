@@ -9,10 +9,10 @@
 
 #include "cli/commands.h"
 #include "cli/option_checks.h"
-#include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/data/text/token_file.h"
 #include "dtopp/data/text/tokenizer.h"
+#include "dtopp/device/available_memory.h"
 #include "dtopp/device/device.h"
 #include "dtopp/models/make_model.h"
 #include "dtopp/plan/new_run.h"

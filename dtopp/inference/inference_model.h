@@ -8,7 +8,6 @@
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/data/text/tokenizer.h"
-#include "dtopp/models/batch_losses.h"
 #include "dtopp/models/language_model.h"
 #include "dtopp/models/model.h"
 

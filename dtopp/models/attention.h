@@ -15,7 +15,6 @@
 
 #include "dtopp/models/model.h"
 #include "dtopp/ops/attention/attention.h"
-#include "dtopp/ops/core/torch.h"
 
 namespace dtopp::models {
 

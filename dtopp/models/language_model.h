@@ -19,7 +19,6 @@
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/feed_forward.h"
 #include "dtopp/models/model.h"
-#include "dtopp/ops/core/torch.h"
 #include "dtopp/parameters/parameters.h"
 
 namespace dtopp::models {

@@ -10,7 +10,6 @@
 
 #include "dtopp/distributed/collectives.h"
 #include "dtopp/moe/router.h"
-#include "dtopp/ops/core/torch.h"
 
 namespace dtopp::moe {
 

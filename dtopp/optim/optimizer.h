@@ -22,7 +22,6 @@
 
 #include "dtopp/config/run_config.h"
 #include "dtopp/distributed/shard_layout.h"
-#include "dtopp/ops/core/torch.h"
 #include "dtopp/parameters/parameters.h"
 
 namespace dtopp::optim {

@@ -51,7 +51,6 @@
 #include "dtopp/distributed/process_groups.h"
 #include "dtopp/distributed/tree_sum.h"
 #include "dtopp/ops/core/gradient_accumulation_hook.h"
-#include "dtopp/ops/core/torch.h"
 #include "dtopp/optim/optimizer.h"
 #include "dtopp/parameters/parameters.h"
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "dtopp/config/run_config.h"
-#include "dtopp/device/available_memory.h"
 #include "dtopp/device/known_devices.h"
 #include "dtopp/distributed/shard_layout.h"
 #include "dtopp/models/costs.h"

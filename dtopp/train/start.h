@@ -12,7 +12,6 @@
 #include "dtopp/distributed/collectives.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/moe/router.h"
-#include "dtopp/ops/core/torch.h"
 #include "dtopp/parameters/parameters.h"
 #include "dtopp/runs/run_directory.h"
 #include "dtopp/train/trainer.h"

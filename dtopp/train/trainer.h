@@ -16,7 +16,6 @@
 #include "dtopp/base/stop.h"
 #include "dtopp/distributed/process_groups.h"
 #include "dtopp/models/batch.h"
-#include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model.h"
 #include "dtopp/models/validation_sums.h"
 #include "dtopp/optim/parameter_store.h"

@@ -8,7 +8,6 @@
 #include <bit>
 #include <cmath>
 
-#include "dtopp/ops/core/torch.h"
 #include "dtopp/ops/gemm/cpu_kernel.h"
 
 namespace dtopp::ops {

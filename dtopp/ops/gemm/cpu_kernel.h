@@ -6,7 +6,6 @@
 #include <array>
 
 #include "dtopp/ops/core/bfloat16_loops.h"
-#include "dtopp/ops/core/torch.h"
 #include "dtopp/ops/gemm/matrix_tiles.h"
 
 namespace dtopp::ops {
