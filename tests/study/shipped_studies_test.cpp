@@ -31,7 +31,7 @@ TEST(ShippedStudies, have_runs_that_can_be_and_differ) {
     EXPECT_EQ(hashes.size(), runs.size()) << "two variants are the same";
     names[size].insert(name);
   }
-  EXPECT_THAT(names, testing::SizeIs(5));
+  EXPECT_THAT(names, testing::SizeIs(6));
   // Every study exists in each other size than the quick start, except for questions about the small models.
   EXPECT_EQ(names["gpu"], names["paper"]);
   for (const char* small : {"balance", "top-k-or-dtop-p"}) names["lab"].erase(small);
