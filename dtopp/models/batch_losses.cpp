@@ -11,9 +11,10 @@ namespace {
 at::Tensor stacked(const std::vector<ops::RouteOutput>& layers, at::Tensor ops::RouteOutput::*field) {
   const at::Tensor& last = layers.back().*field;  // the first layers may route by token id
   if (!last.defined()) return {};
-  std::vector<at::Tensor> rows;
-  for (const ops::RouteOutput& layer : layers)
-    rows.push_back((layer.*field).defined() ? layer.*field : at::zeros_like(last));
+  std::vector<at::Tensor> rows(layers.size());
+  std::ranges::transform(layers, rows.begin(), field);
+  for (at::Tensor& row : rows)
+    if (!row.defined()) row = at::zeros_like(last);
   return at::stack(rows);
 }
 
@@ -29,6 +30,7 @@ at::Tensor statistics_of(const std::vector<ops::RouteOutput>& layers, const moe:
 at::Tensor num_assignments_by_sample(const std::vector<ops::RouteOutput>& layers, int64_t samples) {
   if (layers.empty()) return at::zeros({samples, 0}, at::kLong);
   std::vector<at::Tensor> per_layer;
+  per_layer.reserve(layers.size());
   for (const ops::RouteOutput& layer : layers)
     per_layer.push_back(layer.gates_TE.ne(0).view({samples, -1}).sum(1));
   return at::stack(per_layer, 1);

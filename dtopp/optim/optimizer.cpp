@@ -125,7 +125,8 @@ class Muon final : public Optimizer {
   double flops(const parameters::ParameterSpec& spec) const override {
     if (!applies_to(spec)) return 0;
     const Shape shape = shape_of(spec);
-    return static_cast<double>(spec.count() / (shape.rows * shape.columns)) *
+    const int64_t matrices = spec.count() / (shape.rows * shape.columns);
+    return static_cast<double>(matrices) *
            ops::orthogonalize_flops(static_cast<double>(shape.rows), static_cast<double>(shape.columns));
   }
 
@@ -160,7 +161,9 @@ class Muon final : public Optimizer {
  private:
   struct Shape {
     int64_t rows, columns;
-    auto operator<=>(const Shape&) const = default;
+    bool operator<(const Shape& other) const {
+      return std::pair(rows, columns) < std::pair(other.rows, other.columns);
+    }
   };
   // [n, rows, columns] each
   struct Matrices {

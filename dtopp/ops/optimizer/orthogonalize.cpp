@@ -29,7 +29,7 @@ at::Tensor symmetric_square(const at::Tensor& X) {
   if (step >= M) return multiply_transposed(X, X);
   std::vector<int64_t> shape = X.sizes().vec();
   shape.back() = M;
-  const at::Tensor square = at::empty(shape, X.options());
+  at::Tensor square = at::empty(shape, X.options());
   for (int64_t first = 0; first < M; first += step) {
     const int64_t rows = std::min(step, M - first);
     const at::Tensor part = multiply_transposed(X.narrow(-2, first, rows), X.narrow(-2, 0, first + rows));
@@ -69,7 +69,7 @@ void check_orthogonalize(const at::Tensor& matrices) {
 // One thread computes a matrix, because a product's bits may depend on the number of threads.
 at::Tensor orthogonalize_cpu(const at::Tensor& matrices_BMN, bool bf16) {
   check_orthogonalize(matrices_BMN);
-  const at::Tensor result_BMN = at::empty_like(matrices_BMN, at::MemoryFormat::Contiguous);
+  at::Tensor result_BMN = at::empty_like(matrices_BMN, at::MemoryFormat::Contiguous);
   at::parallel_for(0, matrices_BMN.numel() == 0 ? 0 : matrices_BMN.size(0), 1,
                    [&](int64_t begin, int64_t end) {
                      const at::AutoDispatchBelowADInplaceOrView guard;
@@ -82,7 +82,7 @@ at::Tensor orthogonalize_cpu(const at::Tensor& matrices_BMN, bool bf16) {
 at::Tensor orthogonalize_cuda(const at::Tensor& matrices_BMN, bool bf16) {
   check_orthogonalize(matrices_BMN);
   const int64_t B = matrices_BMN.size(0), M = matrices_BMN.size(1), N = matrices_BMN.size(2);
-  const at::Tensor result_BMN = at::empty_like(matrices_BMN, at::MemoryFormat::Contiguous);
+  at::Tensor result_BMN = at::empty_like(matrices_BMN, at::MemoryFormat::Contiguous);
   for (int64_t b = 0; matrices_BMN.numel() > 0 && b < B; b += kCudaBatch) {
     const int64_t count = std::min(kCudaBatch, B - b);
     at::Tensor batch_BMN = matrices_BMN.narrow(0, b, count);
