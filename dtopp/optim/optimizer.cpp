@@ -185,26 +185,46 @@ class Muon final : public Optimizer {
     return shape.rows > 1 && shape.columns > 1;
   }
 
+  // Calls body(part, first) for parts of `parts`, whose first matrix has that number. On a CPU a part is one
+  // matrix, which one thread updates: the tail of a vectorized loop must not depend on the other matrices.
+  template <typename Body>
+  static void for_parts(std::span<const Matrices> parts, const Body& body) {
+    int64_t first = 0;
+    for (const Matrices& part : parts) {
+      const int64_t count = part.main_param.size(0);
+      if (part.main_param.is_cpu()) {
+        at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+          const at::AutoDispatchBelowADInplaceOrView guard;
+          for (int64_t i = begin; i < end; ++i) body(part.part(i, 1), first + i);
+        });
+      } else {
+        body(part, first);
+      }
+      first += count;
+    }
+  }
+
   // In a step that is not applied, the momentum stands in for the gradient, and nothing moves.
   void update(std::span<const Matrices> parts, const Shape& shape, const StepScalars& scalars) const {
-    std::vector<at::Tensor> directions;
-    for (const Matrices& part : parts) {
+    int64_t count = 0;
+    for (const Matrices& part : parts) count += part.main_param.size(0);
+    const at::Tensor directions =
+        at::empty({count, shape.rows, shape.columns}, parts[0].main_param.options());
+    for_parts(parts, [&](const Matrices& part, int64_t first) {
       const at::Tensor gradient = at::where(scalars.applied, part.gradient / scalars.divisor, part.momentum);
       part.momentum.lerp_(gradient, 1 - config_.momentum);
-      directions.push_back(gradient.lerp(part.momentum, config_.momentum));
-    }
-    const at::Tensor steps =
-        ops::orthogonalize(directions.size() == 1 ? directions[0] : at::cat(directions), bf16_);
+      directions.narrow(0, first, part.main_param.size(0))
+          .copy_(gradient.lerp(part.momentum, config_.momentum));
+    });
+    const at::Tensor steps = ops::orthogonalize(directions, bf16_);
     const double lr = scalars.rates.lr;
     const double scale = kUpdateRms * std::sqrt(static_cast<double>(std::max(shape.rows, shape.columns)));
     const at::Tensor applied = scalars.applied.to(at::kFloat);
     const at::Tensor kept = at::where(scalars.applied, 1 - lr * config_.weight_decay, 1.0).to(at::kFloat);
-    int64_t first = 0;
-    for (const Matrices& part : parts) {
-      const at::Tensor step = steps.narrow(0, first, part.main_param.size(0));
-      first += part.main_param.size(0);
-      part.main_param.mul_(kept).addcmul_(step, applied, -lr * scale);
-    }
+    for_parts(parts, [&](const Matrices& part, int64_t first) {
+      part.main_param.mul_(kept).addcmul_(steps.narrow(0, first, part.main_param.size(0)), applied,
+                                          -lr * scale);
+    });
   }
 
   config::OptimizerConfig config_;

@@ -120,18 +120,20 @@ parameters::ParameterSpec spec_of(std::vector<int64_t> shape, parameters::Parame
 
 TEST(Muon, updates_gate_and_up_and_every_expert_by_themselves) {
   using enum parameters::ParameterRole;
-  const at::Tensor values = at::randn({3, 8, 6}),
-                   gradients = at::randn({3, 8, 6}) * at::tensor({1.0F, 9.0F, 0.1F}).view({3, 1, 1});
-  Trained experts(spec_of({3, 8, 6}, kExpert, 2), values, gradients);
+  const at::Tensor values = at::randn({3, 14, 37}),
+                   gradients = at::randn({3, 14, 37}) * at::tensor({1.0F, 9.0F, 0.1F}).view({3, 1, 1});
+  Trained experts(spec_of({3, 14, 37}, kExpert, 2), values, gradients);
   experts.step();
   for (int64_t expert = 0; expert < 3; ++expert) {
     for (int64_t half = 0; half < 2; ++half) {
-      const auto part = [&](const at::Tensor& x) { return x.view({3, 8, 6})[expert].narrow(0, 4 * half, 4); };
-      Trained alone(spec_of({4, 6}, kMatrix), part(values), part(gradients));
+      const auto part = [&](const at::Tensor& x) {
+        return x.view({3, 14, 37})[expert].narrow(0, 7 * half, 7);
+      };
+      Trained alone(spec_of({7, 37}, kMatrix), part(values), part(gradients));
       alone.step();
-      EXPECT_TRUE(alone.shard.main_param.view({4, 6}).equal(part(experts.shard.main_param)))
+      EXPECT_TRUE(alone.shard.main_param.view({7, 37}).equal(part(experts.shard.main_param)))
           << expert << half;
-      EXPECT_TRUE(alone.shard.slots[0].view({4, 6}).equal(part(experts.shard.slots[0]))) << expert << half;
+      EXPECT_TRUE(alone.shard.slots[0].view({7, 37}).equal(part(experts.shard.slots[0]))) << expert << half;
     }
   }
 }
