@@ -53,13 +53,13 @@ Router::Router(const config::RunConfig& config, const at::Device& device)
       num_layers_(config.model.num_layers),
       num_experts_(config.model.num_experts),
       num_logits_(config.model.router_columns()),
+      num_ids_(config.model.vocab_size),
       logit_sums_size_(moe::logit_sums_size(config)),
       step_tokens_(config.training.global_batch_size * config.model.tokens_per_sample()),
       logit_sum_stride_(moe::logit_sum_stride(config.model.tokens_per_sample(), step_tokens_)),
       device_(device),
-      no_threshold_(at::zeros({}, at::device(device).dtype(at::kDouble))) {
-  expert_LVK_.resize(static_cast<size_t>(num_layers_));
-  num_ids_ = config.model.vocab_size;
+      no_threshold_(at::zeros({}, at::device(device).dtype(at::kDouble))),
+      expert_LVK_(static_cast<size_t>(num_layers_)) {
   Router::set_step(0);
   if (config_.expert_normalization == config::ExpertNormalization::kRunning)
     expert_normalization_ = std::make_shared<ExpertNormalization>(config, device);

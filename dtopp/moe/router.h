@@ -140,8 +140,7 @@ class Router {
   config::RoutingConfig configured_;  // with the experts at the end of a schedule
   std::vector<double> next_experts_;
   config::RouterZOn router_z_on_;
-  int64_t steps_, num_layers_, num_experts_, num_logits_, logit_sums_size_, step_tokens_, step_ = 0;
-  int64_t num_ids_;
+  int64_t steps_, num_layers_, num_experts_, num_logits_, num_ids_, logit_sums_size_, step_tokens_, step_ = 0;
   int64_t logit_sum_stride_;
   at::Device device_;
   at::Tensor no_threshold_;  // f64 []: for top_k experts

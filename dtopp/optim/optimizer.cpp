@@ -141,13 +141,13 @@ class Muon final : public Optimizer {
       const Shape shape = shape_of(*shard.spec);
       const auto matrices = [&](const at::Tensor& x) { return x.view({-1, shape.rows, shape.columns}); };
       const Matrices all{matrices(shard.main_param), matrices(shard.gradient), matrices(shard.slots[0])};
-      const int64_t most = std::max(kElementsAtOnce / (shape.rows * shape.columns), kMatricesAtOnce);
+      const int64_t most = shape.most_at_once();
       for (int64_t first = 0; first < all.main_param.size(0); first += most)
         by_shape[shape].push_back(all.part(first, std::min(most, all.main_param.size(0) - first)));
     }
     adamw_.step(others, scalars);
     for (const auto& [shape, parts] : by_shape) {
-      const int64_t most = std::max(kElementsAtOnce / (shape.rows * shape.columns), kMatricesAtOnce);
+      const int64_t most = shape.most_at_once();
       for (size_t begin = 0, end = 0; begin < parts.size(); begin = end) {
         for (int64_t count = 0; end < parts.size(); ++end) {
           count += parts[end].main_param.size(0);
@@ -161,6 +161,7 @@ class Muon final : public Optimizer {
  private:
   struct Shape {
     int64_t rows, columns;
+    int64_t most_at_once() const { return std::max(kElementsAtOnce / (rows * columns), kMatricesAtOnce); }
     bool operator<(const Shape& other) const {
       return std::pair(rows, columns) < std::pair(other.rows, other.columns);
     }
