@@ -22,5 +22,6 @@ void add_generate(CLI::App& app);
 void add_serve(CLI::App& app);
 void add_sample(CLI::App& app);
 void add_study(CLI::App& app);
+void add_completion(CLI::App& app);
 
 }  // namespace dtopp::cli

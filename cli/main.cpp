@@ -168,7 +168,8 @@ constexpr std::array kExamples = {
     "dtopp convert from-hf OLMoE-1B-7B-0924 olmoe",
     "dtopp convert to-gguf runs/mine mine.gguf",
     "dtopp convert lm-eval tasks --data data/eval",
-    "dtopp devices --json"};
+    "dtopp devices --json",
+    "dtopp completion bash > ~/.local/share/bash-completion/completions/dtopp"};
 
 // Shows each example in the help of its command. Groups of commands show their first one.
 void add_examples(CLI::App& app) {
@@ -210,6 +211,7 @@ int run(int argc, char** argv) {
   dtopp::cli::add_report(app);
   dtopp::cli::add_convert(app);
   dtopp::cli::add_devices(app);
+  dtopp::cli::add_completion(app);
   add_examples(app);
   app.footer(kExitStatus);  // last: a command copies the footer when it is added
   try {

@@ -1,0 +1,86 @@
+// Implements `dtopp completion`: completes commands, options and configuration keys in a shell.
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "dtopp/config/config.h"
+#include "dtopp/config/run_config.h"
+
+namespace dtopp::cli {
+namespace {
+
+// Each script asks `dtopp completion words` what may stand in place of the last word. Without an answer the
+// shell completes file names.
+constexpr char kBash[] = R"(_dtopp() {
+  local IFS=$'\n'
+  COMPREPLY=($(dtopp completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+  case "${COMPREPLY[*]}" in *=) compopt -o nospace 2>/dev/null ;; esac
+}
+complete -o default -F _dtopp dtopp
+)";
+constexpr char kZsh[] = "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n";
+constexpr char kFish[] =
+    "complete -c dtopp -a '(dtopp completion words -- (commandline -opc)[2..-1] \"$(commandline -ct)\" "
+    "2>/dev/null)'\n";
+
+// Returns what may stand in place of the last word, when those before it follow `dtopp`.
+std::vector<std::string> candidates(const CLI::App& app, const std::vector<std::string>& words) {
+  const CLI::App* command = &app;
+  for (size_t i = 0; i + 1 < words.size(); ++i) {
+    if (words[i].starts_with("-")) continue;
+    const auto named =
+        command->get_subcommands([&](const CLI::App* each) { return each->check_name(words[i]); });
+    if (!named.empty()) command = named.front();
+  }
+  const CLI::Option* last =
+      words.size() < 2 ? nullptr : command->get_option_no_throw(words[words.size() - 2]);
+  if (last != nullptr && !last->get_positional() && last->get_items_expected_max() > 0) return {};
+  std::vector<std::string> all;
+  for (const CLI::App* each : command->get_subcommands({})) all.push_back(each->get_name());
+  for (const CLI::Option* option : command->get_options()) {
+    for (const std::string& name : option->get_lnames()) all.push_back("--" + name);
+  }
+  if (command->get_option_no_throw("overrides") != nullptr) {
+    const std::vector<std::string> keys = config::config_keys<config::RunConfig>();
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const bool is_section = i + 1 < keys.size() && keys[i + 1].starts_with(keys[i] + ".");
+      if (!is_section) all.push_back(keys[i] + "=");
+    }
+    all.emplace_back("method=");
+  }
+  const std::string begin = words.empty() ? "" : words.back();
+  std::erase_if(all, [&](const std::string& word) {
+    return !word.starts_with(begin) || (begin.empty() && word.starts_with("-"));
+  });
+  return all;
+}
+
+struct CompletionOptions {
+  std::string shell;
+  std::vector<std::string> words;
+};
+
+}  // namespace
+
+void add_completion(CLI::App& app) {
+  auto options = std::make_shared<CompletionOptions>();
+  CLI::App* command = app.add_subcommand(
+      "completion", "Print a script that completes commands, options and configuration keys in a shell");
+  command->add_option("shell", options->shell, "bash, zsh or fish; words: what may stand for the last word")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish", "words"}));
+  command->add_option("words", options->words, "words of a command line, after dtopp and --");
+  command->callback([options, &app] {
+    if (options->shell == "words") {
+      for (const std::string& word : candidates(app, options->words)) std::puts(word.c_str());
+    } else if (options->shell == "fish") {
+      std::printf("%s", kFish);
+    } else {
+      std::printf("%s%s", options->shell == "zsh" ? kZsh : "", kBash);
+    }
+  });
+}
+
+}  // namespace dtopp::cli
