@@ -23,9 +23,9 @@ function(dtopp_library name)
     dtopp_compile_fast(${target})
   endif()
   set_property(GLOBAL PROPERTY DTOPP_LIBRARY ${target})
-  set(unit_bytes 40000)
+  set(unit_bytes 80000)
   if(arg_TORCH AND NOT arg_OPTIMIZE)
-    set(unit_bytes 64000)
+    set(unit_bytes 130000)
   endif()
   set_property(GLOBAL PROPERTY DTOPP_UNIT_BYTES ${unit_bytes})
 endfunction()
@@ -55,8 +55,8 @@ function(dtopp_folder folder)
   target_link_libraries(${target} PUBLIC ${arg_LINK} PRIVATE ${arg_LINK_PRIVATE})
 endfunction()
 
-# Compiles the sources in units of about UNIT_BYTES, across folders. A unit with torch's headers spends three
-# seconds on them, so these units are larger. Smaller units keep all cores busy to the end.
+# Compiles the sources in units of about UNIT_BYTES, across folders. A unit with the headers of torch and JSON spends
+# ten seconds on their templates, so these units are large. Smaller units keep more than two cores busy to the end.
 function(dtopp_compile_together target unit_bytes)
   set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
   get_property(bytes GLOBAL PROPERTY DTOPP_BYTES_${target})
