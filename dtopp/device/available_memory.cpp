@@ -5,7 +5,6 @@
 #include <limits>
 #include <optional>
 #include <sstream>
-#include <string>
 
 #include <sys/resource.h>
 #include <unistd.h>

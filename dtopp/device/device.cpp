@@ -28,16 +28,25 @@ void let_segments_grow() {
 std::optional<std::string> load_library() {
   const std::filesystem::path path = ops::ops_library_folder() / "libdtopp_cuda.so";
   std::error_code error;
-  if (!std::filesystem::exists(path, error)) {
+  if (!std::filesystem::exists(path, error))
     return "libdtopp_cuda.so is missing from " + path.parent_path().string() + "; run `make build CUDA=1`";
-  }
   // Loading the library registers its operators, and libtorch_cuda.so registers torch's own for CUDA. The
   // library is never closed, because the operators stay registered.
-  if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
+  if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr)
     return "libdtopp_cuda.so cannot be loaded: " + std::string(dlerror());
-  }
   let_segments_grow();
   return std::nullopt;
+}
+
+at::Device own_cuda_device(const std::string& option, int64_t local_rank) {
+  const int64_t devices = cuda_devices();
+  if (devices > 1 && local_rank >= devices)
+    throw UsageError(option + ": rank " + std::to_string(local_rank) +
+                     " of this host (from 0) has no device, because the host has " + std::to_string(devices) +
+                     " CUDA devices; start one rank per device, or choose cpu on all ranks");
+  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(devices > 1 ? local_rank : 0));
+  c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(device);
+  return device;
 }
 
 }  // namespace
@@ -50,11 +59,6 @@ std::optional<std::string> find_cuda() {
 }
 
 int64_t cuda_devices() { return c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(); }
-
-bool has_cuda_driver() {
-  static const bool there = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr;
-  return there;
-}
 
 std::string describe_device(const at::Device& device) {
   const int threads = at::get_num_threads();
@@ -94,21 +98,6 @@ void make_deterministic(const at::Device& device) {
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
-namespace {
-
-at::Device own_cuda_device(const std::string& option, int64_t local_rank) {
-  const int64_t devices = cuda_devices();
-  if (devices > 1 && local_rank >= devices)
-    throw UsageError(option + ": rank " + std::to_string(local_rank) +
-                     " of this host (from 0) has no device, because the host has " + std::to_string(devices) +
-                     " CUDA devices; start one rank per device, or choose cpu on all ranks");
-  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(devices > 1 ? local_rank : 0));
-  c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(device);
-  return device;
-}
-
-}  // namespace
-
 void require_device(config::Device wish, const std::string& option) {
   if (wish != config::Device::kCuda) return;
   if (const auto missing = find_cuda())
@@ -116,7 +105,9 @@ void require_device(config::Device wish, const std::string& option) {
 }
 
 at::Device compute_device(config::Device wish, const std::string& option, int64_t local_rank) {
-  if (wish == config::Device::kCpu || (wish == config::Device::kAuto && !has_cuda_driver())) return at::kCPU;
+  // It is quick, while find_cuda loads all of torch's CUDA libraries.
+  static const bool has_driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr;
+  if (wish == config::Device::kCpu || (wish == config::Device::kAuto && !has_driver)) return at::kCPU;
   require_device(wish, option);
   return find_cuda() ? at::Device(at::kCPU) : own_cuda_device(option, local_rank);
 }

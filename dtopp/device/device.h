@@ -19,10 +19,6 @@ std::optional<std::string> find_cuda();
 // Returns the number of CUDA devices that this process may use. Call it after find_cuda() has succeeded.
 int64_t cuda_devices();
 
-// Returns true if a CUDA driver is installed. It is quick, while find_cuda loads all of torch's CUDA
-// libraries.
-bool has_cuda_driver();
-
 // Returns "the CPU (2 threads)" or "cuda:0 (NVIDIA H200)".
 std::string describe_device(const at::Device& device);
 
@@ -50,8 +46,6 @@ std::optional<AllocatedMemory> allocated_device_memory(const at::Device& device)
 // Makes later operations on this device deterministic: equal inputs give equal bits, as they always do on a
 // CPU. It is slower. Call it before the first operation.
 void make_deterministic(const at::Device& device);
-
-// Resolves a configuration's device and precision on this machine.
 
 // Selects the device for auto, cpu or cuda, and makes it the calling thread's current device. Call it before
 // any other use of torch.

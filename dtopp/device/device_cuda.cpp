@@ -17,7 +17,8 @@ void check_index(const char* op, int64_t index) {
               " CUDA devices, got ", index);
 }
 
-cudaDeviceProp properties_of(int64_t index) {
+cudaDeviceProp properties_of(const char* op, int64_t index) {
+  check_index(op, index);
   cudaDeviceProp properties{};
   C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, static_cast<int>(index)));
   return properties;
@@ -25,16 +26,14 @@ cudaDeviceProp properties_of(int64_t index) {
 
 // Returns (name, compute capability, bytes of memory).
 std::tuple<std::string, int64_t, int64_t> device_facts(int64_t index) {
-  check_index("device_facts", index);
-  const cudaDeviceProp properties = properties_of(index);
+  const cudaDeviceProp properties = properties_of("device_facts", index);
   return {properties.name, 10 * properties.major + properties.minor,
           static_cast<int64_t>(properties.totalGlobalMem)};
 }
 
 // Returns the UUID in the format of `nvidia-smi -L`.
 std::string device_uuid(int64_t index) {
-  check_index("device_uuid", index);
-  const cudaDeviceProp properties = properties_of(index);
+  const cudaDeviceProp properties = properties_of("device_uuid", index);
   std::string text = "GPU";
   for (int byte = 0; byte < 16; ++byte) {
     const bool begins_group = byte == 0 || (byte >= 4 && byte <= 10 && byte % 2 == 0);

@@ -49,6 +49,19 @@ constexpr std::array<DataSheet, 8> kDataSheets = {{
     {"A100", kA100},
 }};
 
+constexpr double kLongEnough = 1e-3;  // seconds per product; a call costs a device about 1e-5
+constexpr int kCalls = 8;
+constexpr int64_t kCopiedNumbers = int64_t{1} << 25;  // more than caches hold
+constexpr double kBudget = 0.1;  // seconds; then a slow CPU has made its last call: a run waits for this
+
+// Constant values would distort the result: a device then draws less power and runs faster. A copy of the
+// device's generator leaves that one as it is.
+at::Tensor random(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  at::Generator generator = at::globalContext().defaultGenerator(options.device()).clone();
+  generator.set_current_seed(1);
+  return at::randn(sizes, generator, options);
+}
+
 }  // namespace
 
 std::optional<double> data_sheet_rate(std::string_view device_name, bool bf16) {
@@ -67,61 +80,37 @@ PlanDevice find_device(const std::string& name) {
   throw UsageError("--device: expected one of cpu, a100, h100, h200, got " + config::quote_for_message(name));
 }
 
-namespace {
-
-constexpr double kLongEnough = 1e-3;  // seconds per product; a call costs a device about 1e-5
-constexpr int kCalls = 8;
-constexpr int64_t kCopiedNumbers = int64_t{1} << 25;  // more than caches hold
-constexpr double kBudget =
-    0.1;  // seconds after which a slow CPU has made its last call: a run waits for this
-
-class Product {
- public:
-  Product(int64_t rows, int64_t width, const at::TensorOptions& options)
-      : a_(random({rows, width}, options)), b_(random({width, width}, options)), c_(at::mm(a_, b_)) {
-    c_[0][0].item();
-  }
-
-  double flops() const { return 2.0 * static_cast<double>(a_.numel() * b_.size(1)); }
-  double seconds() {
-    const double begin = steady_seconds();
-    at::mm_out(c_, a_, b_);
-    c_[0][0].item();  // waits for the device
-    return steady_seconds() - begin;
-  }
-
- private:
-  // Constant values would distort the result: a device then draws less power and runs faster. A copy of the
-  // device's generator leaves that one as it is.
-  static at::Tensor random(at::IntArrayRef sizes, const at::TensorOptions& options) {
-    at::Generator generator = at::globalContext().defaultGenerator(options.device()).clone();
-    generator.set_current_seed(1);
-    return at::randn(sizes, generator, options);
-  }
-
-  at::Tensor a_, b_, c_;
-};
-
-}  // namespace
-
 double measure_matrix_rate(const at::TensorOptions& compute) {
   const at::NoGradGuard no_grad;
   const bool emulated = compute.dtype() == at::kBFloat16 && !ops::has_bf16_matmul(compute.device());
   const at::TensorOptions options = emulated ? compute.dtype(at::kFloat) : compute;
+  at::Tensor a, b, c;
+  const auto prepare = [&](int64_t rows, int64_t width) {
+    a = random({rows, width}, options);
+    b = random({width, width}, options);
+    c = at::mm(a, b);
+    c[0][0].item();
+  };
+  const auto multiply = [&] {
+    const double begin = steady_seconds();
+    at::mm_out(c, a, b);
+    c[0][0].item();  // waits for the device
+    return steady_seconds() - begin;
+  };
   int64_t rows = 4096, width = 768;
-  Product product(rows, width, options);
-  double best = product.seconds();
+  prepare(rows, width);
+  double best = multiply();
   while (best < kLongEnough && width < 16384) {
-    product = Product(rows *= 2, width *= 2, options);
-    best = product.seconds();
+    prepare(rows *= 2, width *= 2);
+    best = multiply();
   }
   double spent = best;
   for (int call = 0; call < kCalls && spent < kBudget; ++call) {
-    const double seconds = product.seconds();
+    const double seconds = multiply();
     best = std::min(best, seconds);
     spent += seconds;
   }
-  return product.flops() / best;
+  return 2.0 * static_cast<double>(a.numel() * b.size(1)) / best;
 }
 
 double measure_memory_rate() {

@@ -31,32 +31,24 @@ struct QueryKeyValue {
   at::Tensor q_THK, k_TGK, v_TGK;  // H a multiple of G
 };
 
-// Repeats each head of [T, G, K] for the num_heads / G heads of queries that share it.
-at::Tensor repeat_heads(const at::Tensor& x_TGK, int64_t num_heads);
-
 inline constexpr int64_t kCacheBlock = 64;  // tokens; caches grow by whole blocks
 
 // Keys and values of the previous tokens of a sequence, per layer.
 class KeyValueCache {
  public:
-  explicit KeyValueCache(int64_t num_layers) : layers_(static_cast<size_t>(num_layers)) {}
+  explicit KeyValueCache(int64_t num_layers) : layers_(num_layers) {}
 
   int64_t length() const { return length_; }
   // The position where the document of the next token begins.
   int64_t document_begin() const { return document_begin_; }
 
-  struct Layer {
-    at::Tensor k_LGK, v_LGK;
-  };
-  // Adds the keys and values of the next tokens to a layer and returns all of that layer.
-  Layer append(size_t layer, const at::Tensor& k_TGK, const at::Tensor& v_TGK);
   struct Stored {  // whole blocks; undefined while empty
     at::Tensor k_GLK, v_GLK;
   };
   // Returns the memory of a layer with a capacity of `tokens` more, whose keys and values have the shape and
   // type of k_TGK and v_TGK after T. The caller writes them.
-  const Stored& reserve(size_t layer, int64_t tokens, const at::Tensor& k_TGK, const at::Tensor& v_TGK);
-  // Call after append or reserve for all layers.
+  const Stored& reserve(int64_t layer, int64_t tokens, const at::Tensor& k_TGK, const at::Tensor& v_TGK);
+  // Call after reserve for all layers.
   void advance(int64_t tokens, int64_t document_begin);
 
  private:
@@ -85,18 +77,15 @@ class SegmentMask {
 
   const at::Tensor& positions_T() const { return positions_T_; }
   // Returns [T, H, K] without gradients. Appends to the caches of a layer.
-  at::Tensor attend(size_t layer, const QueryKeyValue& qkv) const;
+  at::Tensor attend(int64_t layer, const QueryKeyValue& qkv) const;
   // Call after attend for all layers.
   void extend_caches() const;
 
  private:
-  void set_positions(const at::Device& device);
   void set_first_seen(const at::Tensor& tokens_T, std::optional<int64_t> end_of_text, int64_t window);
-  bool has_prefix(int64_t index) const;
   int64_t prefix_length(const Segment& segment) const;
-  size_t end_of_siblings(size_t first) const;
-  ops::CachedSequence cached(size_t index, size_t layer, const QueryKeyValue& qkv) const;
-  at::Tensor attend_to(size_t first, size_t last, size_t layer, const QueryKeyValue& all,
+  ops::CachedSequence cached(size_t index, int64_t layer, const QueryKeyValue& qkv) const;
+  at::Tensor attend_to(size_t first, size_t last, int64_t layer, const QueryKeyValue& all,
                        const QueryKeyValue& own) const;
   at::Tensor sibling_mask(size_t first, size_t last, const at::TensorOptions& options) const;
   at::Tensor seen_only(const at::Tensor& mask, int64_t begin, int64_t before) const;
@@ -127,11 +116,9 @@ struct RotaryTable {
 RotaryTable rotary_table(const at::Tensor& positions_T, const config::ModelConfig& model);
 
 // The tokens that each token attends to. The tokens of a batch are concatenated samples.
-struct FullMask {  // all tokens of its sample
-  int64_t length;  // tokens per sample
-};
-struct CausalMask {  // itself and the earlier tokens of its sample
-  int64_t length;
+struct SampleMask {  // all tokens of its sample, or if causal, itself and the earlier ones
+  int64_t length;    // tokens per sample
+  bool causal;
 };
 struct DocumentMask {  // itself and the earlier tokens of its document
   at::Tensor offsets;  // ops/attention/attention.h
@@ -140,7 +127,7 @@ struct DocumentMask {  // itself and the earlier tokens of its document
 struct BiasMask {        // its sample, where the bias is not -infinity
   at::Tensor bias_B1LL;  // added to the scores; B may be 1
 };
-using AttentionMask = std::variant<FullMask, CausalMask, DocumentMask, BiasMask, SegmentMask*>;
+using AttentionMask = std::variant<SampleMask, DocumentMask, BiasMask, SegmentMask*>;
 
 // The causal mask of `samples` x `length` tokens that also hides tokens `window` or more before a token, and
 // other documents if `offsets` is defined (DocumentMask).
@@ -152,6 +139,6 @@ BiasMask window_mask(int64_t samples, int64_t length, int64_t window, const at::
 //                layer of the caches of a SegmentMask.
 at::Tensor attention(const at::Tensor& x_TD, const AttentionWeights& weights,
                      const config::ModelConfig& model, const RotaryTable& rotary, const AttentionMask& mask,
-                     size_t layer);
+                     int64_t layer);
 
 }  // namespace dtopp::models

@@ -60,8 +60,6 @@ struct TrainingData {
   std::vector<HeldOutSource> validation_sources{};  // empty: reported together
 };
 
-// Orders training samples by the weights of their sources, for every model type.
-
 // The use of one weighted source up to a position of the training order.
 struct SourceUse {
   std::string name;   // as it appears in metrics
@@ -69,6 +67,7 @@ struct SourceUse {
   double epochs = 0;  // passes over the source's own samples
 };
 
+// Orders training samples by the weights of their sources.
 class MixedSources {
  public:
   // Mixes the sources of config.data, which have `sizes` samples.
@@ -84,8 +83,6 @@ class MixedSources {
   data::MixedOrder order_;
   std::vector<std::string> names_;
 };
-
-// Divides held-out samples into their sources, whose results validation reports separately.
 
 // Returns the sources of data.validation, which have `sizes` samples, one after another; none unless
 // data.validates_by_source(). Throws DataError if a source has no sample.

@@ -49,10 +49,9 @@ void add_router_losses(const std::vector<ops::RouteOutput>& layers, const moe::R
   std::vector<at::Tensor> balance, dynamic, router_z, sequence_balance;
   for (int64_t layer = router->config().hash_layers; layer < num_layers; ++layer) {
     const at::Tensor own_E = losses.activations.tokens_per_expert()[layer].to(at::kFloat) / tokens;
-    moe::RouterLosses one = moe::router_losses(layers[layer], router->share_E(layer, own_E));
-    balance.push_back(std::move(one.load_balance));
-    dynamic.push_back(std::move(one.dynamic));
-    router_z.push_back(std::move(one.router_z));
+    balance.push_back(moe::load_balance_loss(layers[layer], router->share_E(layer, own_E)));
+    dynamic.push_back(layers[layer].entropy);
+    router_z.push_back(layers[layer].router_z);
     if (layers[layer].sequence_balance.defined()) sequence_balance.push_back(layers[layer].sequence_balance);
   }
   const auto add = [&](const char* name, double weight, const std::vector<at::Tensor>& per_layer) {

@@ -12,9 +12,7 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "dtopp/config/run_config.h"
@@ -24,7 +22,6 @@
 
 namespace dtopp::models {
 
-// Losses per sample of a batch.
 struct SampleLosses {
   at::Tensor loss_B;              // f32; its mean is the model's validation_loss
   at::Tensor num_assignments_BL;  // int64: token-expert pairs per sample and layer; [B, 0] for a dense model

@@ -15,33 +15,6 @@ namespace {
   throw config::InvalidValue("model", "the product of its sizes exceeds 64 bits; make it smaller");
 }
 
-}  // namespace
-
-uint64_t checked_product(std::initializer_list<uint64_t> factors) {
-  uint64_t result = 1;
-  for (const uint64_t factor : factors) {
-    if (__builtin_mul_overflow(result, factor, &result)) throw_uncountable();
-  }
-  return result;
-}
-
-uint64_t checked_sum(std::initializer_list<uint64_t> terms) {
-  uint64_t result = 0;
-  for (const uint64_t term : terms) {
-    if (__builtin_add_overflow(result, term, &result)) throw_uncountable();
-  }
-  return result;
-}
-
-uint64_t checked_round(double value) {
-  if (!(value < 0x1p63)) throw_uncountable();
-  return static_cast<uint64_t>(std::llround(value));
-}
-
-// The models' sources show which tensors are stored.
-
-namespace {
-
 constexpr uint64_t kPairBytes = 16;  // the indices of a token-expert pair
 
 // Throws InvalidValue if the CUDA kernels do not support the sizes.
@@ -72,6 +45,29 @@ uint64_t sum_slots(const BlockSizes& s) {
 }
 
 }  // namespace
+
+uint64_t checked_product(std::initializer_list<uint64_t> factors) {
+  uint64_t result = 1;
+  for (const uint64_t factor : factors) {
+    if (__builtin_mul_overflow(result, factor, &result)) throw_uncountable();
+  }
+  return result;
+}
+
+uint64_t checked_sum(std::initializer_list<uint64_t> terms) {
+  uint64_t result = 0;
+  for (const uint64_t term : terms) {
+    if (__builtin_add_overflow(result, term, &result)) throw_uncountable();
+  }
+  return result;
+}
+
+uint64_t checked_round(double value) {
+  if (!(value < 0x1p63)) throw_uncountable();
+  return static_cast<uint64_t>(std::llround(value));
+}
+
+// The models' sources show which tensors are stored.
 
 BlockSizes block_sizes(const config::ModelConfig& model, const CostInputs& inputs) {
   const auto u = [](int64_t value) { return static_cast<uint64_t>(value); };

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
-#include <string>
-#include <unordered_map>
 
 #include <ATen/record_function.h>
 
@@ -19,6 +16,7 @@ namespace dtopp::models {
 namespace {
 
 constexpr double kPeriodBase = 10000.0;
+constexpr int64_t kTimestepFeatures = 256;
 
 // base^(-i / count) for i < count, f64.
 at::Tensor frequencies(int64_t count, const at::Device& device) {
@@ -41,8 +39,12 @@ at::Tensor sines_and_cosines(const at::Tensor& coordinate_P, int64_t size) {
   return at::cat({angle.sin(), angle.cos()}, 1);
 }
 
-}  // namespace
+constexpr double kFirstBeta = 1e-4, kLastBeta = 0.02;
 
+// Rotary table f32 [T, K], computed in f64, for the tokens of `images` images, one image after the other.
+// Each image has `text` tokens at row 0 and column 0, then grid x grid patches row by row. In each head, the
+// first K / 4 of the pairs (i, i + K / 2) rotate by the row, the others by the column. Pair j of either
+// rotates by position * 10000^(-j / (K / 4)).
 RotaryTable axial_rotary_table(int64_t images, int64_t text, int64_t grid, int64_t head_size,
                                const at::Device& device) {
   const PatchCoordinates at_patch = patch_coordinates(grid, device);
@@ -55,6 +57,7 @@ RotaryTable axial_rotary_table(int64_t images, int64_t text, int64_t grid, int64
   return {of_all(angle_SK.cos()), of_all(angle_SK.sin())};
 }
 
+// f32 [grid * grid, D]: sines and cosines of the column, then of the row, as in DiT.
 at::Tensor sincos_table(int64_t grid, int64_t hidden_size, const at::Device& device) {
   const PatchCoordinates at_patch = patch_coordinates(grid, device);
   return at::cat({sines_and_cosines(at_patch.column_P, hidden_size / 2),
@@ -63,15 +66,12 @@ at::Tensor sincos_table(int64_t grid, int64_t hidden_size, const at::Device& dev
       .to(at::kFloat);
 }
 
+// f32 [B, 256]: cosines, then sines, of 1000 t * 10000^(-i / 128).
 at::Tensor timestep_features(const at::Tensor& t_B) {
   const at::Tensor angle =
       at::outer(t_B.to(at::kDouble) * 1000.0, frequencies(kTimestepFeatures / 2, t_B.device()));
   return at::cat({angle.cos(), angle.sin()}, 1).to(at::kFloat);
 }
-
-namespace {
-
-constexpr double kFirstBeta = 1e-4, kLastBeta = 0.02;
 
 at::Tensor of_each_image(const at::Tensor& value_B) { return value_B.to(at::kFloat).view({-1, 1, 1, 1}); }
 
@@ -85,72 +85,6 @@ double normal_quantile(double probability) {
   }
   return 0.5 * (low + high);
 }
-
-}  // namespace
-
-at::Tensor ddpm_alpha_products(const at::Device& device) {
-  const at::Tensor beta =
-      at::linspace(kFirstBeta, kLastBeta, kDdpmSteps, at::device(device).dtype(at::kDouble));
-  return (1 - beta).cumprod(0);
-}
-
-Noised add_noise(config::Objective objective, const at::Tensor& x0_BCHW, const at::Tensor& noise_BCHW,
-                 const at::Tensor& t_B) {
-  if (objective == config::Objective::kFlow) {
-    const at::Tensor t = of_each_image(t_B);
-    return {(1 - t) * x0_BCHW + t * noise_BCHW, noise_BCHW - x0_BCHW};
-  }
-  const at::Tensor step_B = (t_B * static_cast<double>(kDdpmSteps)).round().to(at::kLong);
-  const at::Tensor alpha_B = ddpm_alpha_products(t_B.device()).index_select(0, step_B);
-  return {of_each_image(alpha_B.sqrt()) * x0_BCHW + of_each_image((1 - alpha_B).sqrt()) * noise_BCHW,
-          noise_BCHW};
-}
-
-float timestep_at(double share, const config::DiffusionConfig& config) {
-  double t = share;
-  if (config.timesteps == config::Timesteps::kLogitNormal)
-    t = 1.0 / (1.0 + std::exp(-normal_quantile(share)));
-  if (config.objective == config::Objective::kFlow) return static_cast<float>(t);
-  const double step = std::floor(t * static_cast<double>(kDdpmSteps));
-  return static_cast<float>(std::min(step, static_cast<double>(kDdpmSteps - 1)) / kDdpmSteps);
-}
-
-std::vector<parameters::ParameterSpec> diffusion_transformer_parameters(
-    const config::ModelConfig& model, const config::RoutingConfig& routing) {
-  const int64_t D = model.hidden_size, V = model.patch_values();
-  constexpr parameters::ParameterRole kConditioning = parameters::ParameterRole::kConditioning;
-  constexpr parameters::ParameterRole kOuter = parameters::ParameterRole::kOuterMatrix;
-  parameters::ParameterList list(model, routing);
-  list.matrix("patch_embed.weight", {D, V}, kOuter);
-  list.shift("patch_embed.bias", {D});
-  if (model.text_length > 0) {
-    list.matrix("text_embed.weight", {D, model.text_size}, kOuter);
-    list.shift("text_embed.bias", {D});
-  }
-  list.matrix("time_embed.0.weight", {D, kTimestepFeatures}, kConditioning);
-  list.shift("time_embed.0.bias", {D});
-  list.matrix("time_embed.2.weight", {D, D}, kConditioning);
-  list.shift("time_embed.2.bias", {D});
-  // The last row stands for no class.
-  if (model.num_classes > 0)
-    list.matrix("class_embed.weight", {model.num_classes + 1, D}, parameters::ParameterRole::kLookUp);
-  list.zero_matrix("modulation.weight", {6 * D, D}, kConditioning);
-  list.shift("modulation.bias", {6 * D});
-  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    const std::string prefix = "blocks." + std::to_string(layer) + ".";
-    list.shift(prefix + "modulation", {6, D});
-    list.attention(prefix + "attention.");
-    list.feed_forward(prefix + "mlp.", layer);
-  }
-  list.zero_matrix("final.modulation.weight", {2 * D, D}, kConditioning);
-  list.shift("final.modulation.bias", {2 * D});
-  list.shift("final.table", {2, D});
-  list.zero_matrix("final.proj.weight", {V, D}, kOuter);
-  list.shift("final.proj.bias", {V});
-  return list.take();
-}
-
-namespace {
 
 constexpr double kStreamNormEps = 1e-6;
 
@@ -217,6 +151,68 @@ RotaryTable rotary_table_of(const config::ModelConfig& config, int64_t images, c
 
 }  // namespace
 
+at::Tensor ddpm_alpha_products(const at::Device& device) {
+  const at::Tensor beta =
+      at::linspace(kFirstBeta, kLastBeta, kDdpmSteps, at::device(device).dtype(at::kDouble));
+  return (1 - beta).cumprod(0);
+}
+
+Noised add_noise(config::Objective objective, const at::Tensor& x0_BCHW, const at::Tensor& noise_BCHW,
+                 const at::Tensor& t_B) {
+  if (objective == config::Objective::kFlow) {
+    const at::Tensor t = of_each_image(t_B);
+    return {(1 - t) * x0_BCHW + t * noise_BCHW, noise_BCHW - x0_BCHW};
+  }
+  const at::Tensor step_B = (t_B * static_cast<double>(kDdpmSteps)).round().to(at::kLong);
+  const at::Tensor alpha_B = ddpm_alpha_products(t_B.device()).index_select(0, step_B);
+  return {of_each_image(alpha_B.sqrt()) * x0_BCHW + of_each_image((1 - alpha_B).sqrt()) * noise_BCHW,
+          noise_BCHW};
+}
+
+float timestep_at(double share, const config::DiffusionConfig& config) {
+  double t = share;
+  if (config.timesteps == config::Timesteps::kLogitNormal)
+    t = 1.0 / (1.0 + std::exp(-normal_quantile(share)));
+  if (config.objective == config::Objective::kFlow) return static_cast<float>(t);
+  const double step = std::floor(t * static_cast<double>(kDdpmSteps));
+  return static_cast<float>(std::min(step, static_cast<double>(kDdpmSteps - 1)) / kDdpmSteps);
+}
+
+std::vector<parameters::ParameterSpec> diffusion_transformer_parameters(
+    const config::ModelConfig& model, const config::RoutingConfig& routing) {
+  const int64_t D = model.hidden_size, V = model.patch_values();
+  constexpr parameters::ParameterRole kConditioning = parameters::ParameterRole::kConditioning;
+  constexpr parameters::ParameterRole kOuter = parameters::ParameterRole::kOuterMatrix;
+  parameters::ParameterList list(model, routing);
+  list.matrix("patch_embed.weight", {D, V}, kOuter);
+  list.shift("patch_embed.bias", {D});
+  if (model.text_length > 0) {
+    list.matrix("text_embed.weight", {D, model.text_size}, kOuter);
+    list.shift("text_embed.bias", {D});
+  }
+  list.matrix("time_embed.0.weight", {D, kTimestepFeatures}, kConditioning);
+  list.shift("time_embed.0.bias", {D});
+  list.matrix("time_embed.2.weight", {D, D}, kConditioning);
+  list.shift("time_embed.2.bias", {D});
+  // The last row stands for no class.
+  if (model.num_classes > 0)
+    list.matrix("class_embed.weight", {model.num_classes + 1, D}, parameters::ParameterRole::kLookUp);
+  list.zero_matrix("modulation.weight", {6 * D, D}, kConditioning);
+  list.shift("modulation.bias", {6 * D});
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    const std::string prefix = "blocks." + std::to_string(layer) + ".";
+    list.shift(prefix + "modulation", {6, D});
+    list.attention(prefix + "attention.");
+    list.feed_forward(prefix + "mlp.", layer);
+  }
+  list.zero_matrix("final.modulation.weight", {2 * D, D}, kConditioning);
+  list.shift("final.modulation.bias", {2 * D});
+  list.shift("final.table", {2, D});
+  list.zero_matrix("final.proj.weight", {V, D}, kOuter);
+  list.shift("final.proj.bias", {V});
+  return list.take();
+}
+
 DiffusionBlock DiffusionTransformer::block(int64_t layer) const {
   const std::string prefix = "blocks." + std::to_string(layer) + ".";
   DiffusionBlock block;
@@ -229,10 +225,7 @@ DiffusionBlock DiffusionTransformer::block(int64_t layer) const {
 DiffusionTransformer bind_diffusion_transformer(const config::ModelConfig& model,
                                                 const config::RoutingConfig& routing,
                                                 const ParameterLookup& parameter) {
-  auto tensors = std::make_shared<std::unordered_map<std::string, at::Tensor>>();
-  for (const parameters::ParameterSpec& spec : diffusion_transformer_parameters(model, routing))
-    tensors->emplace(spec.name, parameter(spec.name));
-  return {model, routing, [tensors](const std::string& name) { return tensors->at(name); }};
+  return {model, routing, looked_up(diffusion_transformer_parameters(model, routing), parameter)};
 }
 
 Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, const at::Tensor& t_B,
@@ -252,15 +245,15 @@ Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, 
     const auto attend = [=](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
       const ops::Normed modulated = ops::modulated_norm(in[0], in[1], in[2], kStreamNormEps);
       const at::Tensor mixed_TD = attention(modulated.y.reshape({B * S, D}), block.attention, config, rotary,
-                                            FullMask{S}, static_cast<size_t>(layer));
+                                            SampleMask{S, /*causal=*/false}, layer);
       const ops::Normed attended = ops::modulated_norm(
           ops::add_gated(modulated.x, in[3], mixed_TD.view({B, S, D})), in[4], in[5], kStreamNormEps);
       return {attended.x, attended.y};
     };
     const std::vector<at::Tensor> attended = run_part(inputs.recompute == config::Recompute::kLayer, attend,
                                                       {x_BSD, m[0], m[1], m[2], m[3], m[4]});
-    const at::Tensor mixed_TD = feed_forward(attended[1].view({B * S, D}), block.mlp,
-                                             static_cast<size_t>(layer), inputs, prediction.routing);
+    const at::Tensor mixed_TD =
+        feed_forward(attended[1].view({B * S, D}), block.mlp, layer, inputs, prediction.routing);
     x_BSD = ops::add_gated(attended[0], m[5], mixed_TD.view({B, S, D}));
   }
   RECORD_USER_SCOPE("output");
@@ -315,8 +308,6 @@ Model make_diffusion_transformer(const config::RunConfig& config) {
   };
   return model;
 }
-
-// diffusion_transformer.cpp shows which tensors are stored.
 
 StepCosts diffusion_transformer_costs(const config::ModelConfig& model, const CostInputs& inputs) {
   const BlockSizes s = block_sizes(model, inputs);

@@ -14,7 +14,6 @@
 // included.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "dtopp/config/model_config.h"
@@ -25,23 +24,6 @@
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp::models {
-
-// Computes tables of image positions and features of the time t, in f64.
-
-// Rotary table f32 [T, K] for the tokens of `images` images, one image after the other. Each image has `text`
-// tokens at row 0 and column 0, then grid x grid patches row by row. In each head, the first K / 4 of the
-// pairs (i, i + K / 2) rotate by the row, the others by the column. Pair j of either rotates by position *
-// 10000^(-j / (K / 4)).
-RotaryTable axial_rotary_table(int64_t images, int64_t text, int64_t grid, int64_t head_size,
-                               const at::Device& device);
-
-// f32 [grid * grid, D]: sines and cosines of the column, then of the row, as in DiT.
-at::Tensor sincos_table(int64_t grid, int64_t hidden_size, const at::Device& device);
-
-inline constexpr int64_t kTimestepFeatures = 256;
-
-// f32 [B, 256]: cosines, then sines, of 1000 t * 10000^(-i / 128).
-at::Tensor timestep_features(const at::Tensor& t_B);
 
 // Defines the target that a diffusion transformer predicts, given an image x_0 and normal noise e.
 //
@@ -105,7 +87,6 @@ struct Prediction {
 Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, const at::Tensor& t_B,
                    const Condition& condition, const moe::Routing& inputs);
 
-// The condition of a batch.
 Condition condition_of(const Batch& batch);
 
 // batch: see training_images. Values: "diffusion_loss", the mean squared error of the prediction, and with
@@ -120,7 +101,6 @@ std::vector<parameters::ParameterSpec> diffusion_transformer_parameters(const co
 
 StepCosts diffusion_transformer_costs(const config::ModelConfig& model, const CostInputs& inputs);
 
-// Builds the Model record from the functions above.
 Model make_diffusion_transformer(const config::RunConfig& config);
 
 }  // namespace dtopp::models

@@ -1,7 +1,6 @@
 #include "dtopp/models/feed_forward.h"
 
 #include <algorithm>
-#include <string>
 
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -48,17 +47,6 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
   }
 };
 
-}  // namespace
-
-std::vector<at::Tensor> run_part(bool recompute, const BlockPart& part,
-                                 const std::vector<at::Tensor>& inputs) {
-  const bool stores = at::GradMode::is_enabled() && std::ranges::any_of(inputs, &at::Tensor::requires_grad);
-  if (!recompute || !stores) return part(inputs);
-  return Recomputed::apply(at::TensorList(inputs), c10::make_intrusive<HeldPart>(part));
-}
-
-namespace {
-
 constexpr int64_t kNumbersPerThread = 32768;
 
 // libtorch computes most numbers with vectors, and the last ones of a thread's part one by one. Their last
@@ -102,6 +90,13 @@ at::Tensor dense_ffn(const at::Tensor& x_TD, const FeedForwardWeights& weights, 
 
 }  // namespace
 
+std::vector<at::Tensor> run_part(bool recompute, const BlockPart& part,
+                                 const std::vector<at::Tensor>& inputs) {
+  const bool stores = at::GradMode::is_enabled() && std::ranges::any_of(inputs, &at::Tensor::requires_grad);
+  if (!recompute || !stores) return part(inputs);
+  return Recomputed::apply(at::TensorList(inputs), c10::make_intrusive<HeldPart>(part));
+}
+
 FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
                                         const config::RoutingConfig& routing, const std::string& prefix,
                                         int64_t layer, const ParameterLookup& parameter) {
@@ -127,14 +122,13 @@ FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
   return weights;
 }
 
-at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, size_t layer,
+at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, int64_t layer,
                         const moe::Routing& routing, std::vector<ops::RouteOutput>& routed) {
   RECORD_USER_SCOPE("layer " + std::to_string(layer) + " mlp");
   at::Tensor dense_TD;
   if (weights.dense_down_DF.defined()) dense_TD = dense_ffn(x_TD, weights, routing);
   if (!weights.experts.down_EDF.defined()) return dense_TD;
-  moe::ExpertLayerOutput output =
-      moe::expert_layer(x_TD, weights.experts, static_cast<int64_t>(layer), routing);
+  moe::ExpertLayerOutput output = moe::expert_layer(x_TD, weights.experts, layer, routing);
   routed.push_back(std::move(output.routing));
   return dense_TD.defined() ? output.y_TD + dense_TD : output.y_TD;
 }

@@ -50,7 +50,7 @@ FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
                                         int64_t layer, const ParameterLookup& parameter);
 
 // Returns y_TD, of x's type. `layer` counts from 0. A layer with a router appends its routing to `routed`.
-at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, size_t layer,
+at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, int64_t layer,
                         const moe::Routing& routing, std::vector<ops::RouteOutput>& routed);
 
 }  // namespace dtopp::models

@@ -1,11 +1,9 @@
 #include "dtopp/models/image_batches.h"
 
 #include <algorithm>
-#include <memory>
 #include <numeric>
 #include <span>
 #include <stdexcept>
-#include <type_traits>
 #include <utility>
 
 #include "dtopp/base/errors.h"
@@ -25,99 +23,54 @@ struct Draw {
   int64_t group = 0;
 };
 
-class TrainingDraws {
+uint64_t seed_of(const config::RunConfig& config) { return static_cast<uint64_t>(config.training.seed); }
+
+class ImageDataset : public Dataset {
  public:
-  TrainingDraws(const config::RunConfig& config, uint64_t images, std::optional<WeightedImages> weighted)
-      : config_(config.diffusion),
-        order_(images, seed_of(config)),
-        weighted_(std::move(weighted)),
-        flip_(seed_of(config), "image flip"),
-        timestep_(seed_of(config), "timestep"),
-        dropped_(seed_of(config), "dropped condition"),
-        noise_(seed_of(config), "noise") {}
+  // `grouped`: batches have "group".
+  ImageDataset(const config::RunConfig& config, std::shared_ptr<const ImageReader> images,
+               std::string_view noise, bool grouped)
+      : config_(config), images_(std::move(images)), noise_(seed_of(config), noise), grouped_(grouped) {}
 
-  Draw operator()(uint64_t position) const {
-    return {index_at(position), config_.flip && flip_.uniform(position) < 0.5,
-            dropped_.uniform(position) < config_.condition_dropout,
-            timestep_at(timestep_.uniform(position), config_), 0};
-  }
-  const RandomStream& noise() const { return noise_; }
-
-  static uint64_t seed_of(const config::RunConfig& config) {
-    return static_cast<uint64_t>(config.training.seed);
-  }
-
- private:
-  uint64_t index_at(uint64_t position) const {
-    if (!weighted_) return order_(position);
-    const data::MixedOrder::Draw draw = (*weighted_->sources)(position);
-    return weighted_->first[draw.source] + draw.index;
-  }
-
-  config::DiffusionConfig config_;
-  data::ImageOrder order_;
-  std::optional<WeightedImages> weighted_;
-  RandomStream flip_, timestep_, dropped_, noise_;
-};
-
-class ValidationDraws {
- public:
-  explicit ValidationDraws(const config::RunConfig& config)
-      : config_(config.diffusion),
-        bucket_(TrainingDraws::seed_of(config), "validation bucket"),
-        timestep_(TrainingDraws::seed_of(config), "validation timestep"),
-        noise_(TrainingDraws::seed_of(config), "validation noise") {}
-
-  Draw operator()(uint64_t index) const {
-    constexpr auto kBuckets = static_cast<uint64_t>(kTimestepBuckets);
-    const uint64_t bucket = Permutation(bucket_, index / kBuckets, kBuckets)(index % kBuckets);
-    const double share = (static_cast<double>(bucket) + timestep_.uniform(index)) / kBuckets;
-    return {index, false, false, timestep_at(share, config_), static_cast<int64_t>(bucket)};
-  }
-  const RandomStream& noise() const { return noise_; }
-
- private:
-  config::DiffusionConfig config_;
-  RandomStream bucket_, timestep_, noise_;
-};
-
-// Fills the tensors of a batch sample by sample.
-class ImageBatch {
- public:
-  ImageBatch(const config::ModelConfig& model, uint64_t position, int64_t count) : model_(model) {
+  Batch read(uint64_t position, int64_t count) const override {
+    const config::ModelConfig& model = config_.model;
     const std::vector<int64_t> shape = {count, model.channels, model.image_size, model.image_size};
-    x0_ = at::empty(shape, at::kFloat);
-    noise_ = at::empty(shape, at::kFloat);
-    t_ = at::empty({count}, at::kFloat);
-    batch_ = {position, {{"x0", x0_}, {"noise", noise_}, {"t", t_}}};
-    if (model.num_classes > 0) {
-      class_ = at::empty({count}, at::kLong);
-      batch_.tensors.emplace_back("class", class_);
-    }
-    if (model.text_length > 0) {
-      text_ = at::zeros({count, model.text_length, model.text_size}, at::kFloat);
-      batch_.tensors.emplace_back("text", text_);
-    }
+    const at::Tensor x0 = at::empty(shape, at::kFloat), noise = at::empty(shape, at::kFloat);
+    const at::Tensor t_B = at::empty({count}, at::kFloat);
+    const at::Tensor class_B = at::empty({count}, at::kLong), group_B = at::empty({count}, at::kLong);
+    const at::Tensor text = at::zeros({count, model.text_length, model.text_size}, at::kFloat);
+    at::parallel_for(0, count, 1, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const uint64_t at = position + static_cast<uint64_t>(i);
+        const Draw draw = this->draw(at);
+        const TrainingImage sample = images_->read(draw.index, draw.flip);
+        if (sample.x0_CHW.size() != row(x0, i).size())
+          throw std::invalid_argument("an image has " + std::to_string(sample.x0_CHW.size()) +
+                                      " values, expected " + std::to_string(row(x0, i).size()));
+        std::ranges::copy(sample.x0_CHW, row(x0, i).begin());
+        noise_.normals(at, row(noise, i));
+        t_B.mutable_data_ptr<float>()[i] = draw.t;
+        class_B.mutable_data_ptr<int64_t>()[i] = draw.dropped ? model.num_classes : sample.label;
+        group_B.mutable_data_ptr<int64_t>()[i] = draw.group;
+        if (model.text_length == 0 || draw.dropped) continue;
+        if (sample.text_LS.size() > row(text, i).size())
+          throw std::invalid_argument("a text is longer than model.text_length");
+        std::ranges::copy(sample.text_LS, row(text, i).begin());
+      }
+    });
+    Batch batch{position, {{"x0", x0}, {"noise", noise}, {"t", t_B}}};
+    if (model.num_classes > 0) batch.tensors.emplace_back("class", class_B);
+    if (model.text_length > 0) batch.tensors.emplace_back("text", text);
+    if (grouped_) batch.tensors.emplace_back("group", group_B);
+    return batch;
+  }
+  std::string describe(uint64_t position) const override {
+    return "image " + std::to_string(draw(position).index) + " of the training data";
   }
 
-  void fill(int64_t i, const TrainingImage& sample, const Draw& draw, const RandomStream& noise) {
-    const std::span<float> x0 = row(x0_, i);
-    if (sample.x0_CHW.size() != x0.size())
-      throw std::invalid_argument("an image has " + std::to_string(sample.x0_CHW.size()) +
-                                  " values, expected " + std::to_string(x0.size()));
-    std::ranges::copy(sample.x0_CHW, x0.begin());
-    noise.normals(batch_.position + static_cast<uint64_t>(i), row(noise_, i));
-    t_.mutable_data_ptr<float>()[i] = draw.t;
-    if (class_.defined())
-      class_.mutable_data_ptr<int64_t>()[i] = draw.dropped ? model_.num_classes : sample.label;
-    if (text_.defined() && !draw.dropped) {
-      if (sample.text_LS.size() > row(text_, i).size())
-        throw std::invalid_argument("a text is longer than model.text_length");
-      std::ranges::copy(sample.text_LS, row(text_, i).begin());
-    }
-  }
-
-  Batch take() { return std::move(batch_); }
+ protected:
+  virtual Draw draw(uint64_t position) const = 0;
+  const config::DiffusionConfig& diffusion() const { return config_.diffusion; }
 
  private:
   static std::span<float> row(const at::Tensor& values, int64_t i) {
@@ -125,57 +78,57 @@ class ImageBatch {
     return {values.mutable_data_ptr<float>() + i * size, static_cast<size_t>(size)};
   }
 
-  const config::ModelConfig& model_;
-  Batch batch_;
-  at::Tensor x0_, noise_, t_, class_, text_;
+  config::RunConfig config_;
+  std::shared_ptr<const ImageReader> images_;
+  RandomStream noise_;
+  bool grouped_;
 };
 
-template <class Draws>
-class ImageDataset : public Dataset {
+class TrainingImages final : public ImageDataset {
  public:
-  ImageDataset(const config::RunConfig& config, std::shared_ptr<const ImageReader> images, Draws draws)
-      : model_(config.model), images_(std::move(images)), draws_(std::move(draws)) {}
-
-  Batch read(uint64_t position, int64_t count) const override {
-    ImageBatch batch(model_, position, count);
-    const at::Tensor group_B = at::empty({count}, at::kLong);
-    auto* group = group_B.mutable_data_ptr<int64_t>();
-    at::parallel_for(0, count, 1, [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) {
-        const Draw draw = draws_(position + static_cast<uint64_t>(i));
-        batch.fill(i, images_->read(draw.index, draw.flip), draw, draws_.noise());
-        group[i] = draw.group;
-      }
-    });
-    Batch filled = batch.take();
-    if (std::is_same_v<Draws, ValidationDraws>) filled.tensors.emplace_back("group", group_B);
-    return filled;
-  }
-  std::string describe(uint64_t position) const override {
-    return "image " + std::to_string(draws_(position).index) + " of the training data";
-  }
+  TrainingImages(const config::RunConfig& config, const std::shared_ptr<const ImageReader>& images,
+                 std::optional<WeightedImages> weighted)
+      : ImageDataset(config, images, "noise", /*grouped=*/false),
+        order_(images->size(), seed_of(config)),
+        weighted_(std::move(weighted)),
+        flip_(seed_of(config), "image flip"),
+        timestep_(seed_of(config), "timestep"),
+        dropped_(seed_of(config), "dropped condition") {}
 
  private:
-  config::ModelConfig model_;
-  std::shared_ptr<const ImageReader> images_;
-  Draws draws_;
+  Draw draw(uint64_t position) const override {
+    return {index_at(position), diffusion().flip && flip_.uniform(position) < 0.5,
+            dropped_.uniform(position) < diffusion().condition_dropout,
+            timestep_at(timestep_.uniform(position), diffusion())};
+  }
+  uint64_t index_at(uint64_t position) const {
+    if (!weighted_) return order_(position);
+    const data::MixedOrder::Draw draw = (*weighted_->sources)(position);
+    return weighted_->first[draw.source] + draw.index;
+  }
+
+  data::ImageOrder order_;
+  std::optional<WeightedImages> weighted_;
+  RandomStream flip_, timestep_, dropped_;
 };
 
-}  // namespace
+class ValidationImages final : public ImageDataset {
+ public:
+  ValidationImages(const config::RunConfig& config, const std::shared_ptr<const ImageReader>& images)
+      : ImageDataset(config, images, "validation noise", /*grouped=*/true),
+        bucket_(seed_of(config), "validation bucket"),
+        timestep_(seed_of(config), "validation timestep") {}
 
-std::shared_ptr<const Dataset> training_images(const config::RunConfig& config,
-                                               std::shared_ptr<const ImageReader> images,
-                                               std::optional<WeightedImages> weighted) {
-  TrainingDraws draws(config, images->size(), std::move(weighted));
-  return std::make_shared<ImageDataset<TrainingDraws>>(config, std::move(images), std::move(draws));
-}
+ private:
+  Draw draw(uint64_t index) const override {
+    constexpr auto kBuckets = static_cast<uint64_t>(kTimestepBuckets);
+    const uint64_t bucket = Permutation(bucket_, index / kBuckets, kBuckets)(index % kBuckets);
+    const double share = (static_cast<double>(bucket) + timestep_.uniform(index)) / kBuckets;
+    return {index, false, false, timestep_at(share, diffusion()), static_cast<int64_t>(bucket)};
+  }
 
-std::shared_ptr<const Dataset> validation_images(const config::RunConfig& config,
-                                                 std::shared_ptr<const ImageReader> images) {
-  return std::make_shared<ImageDataset<ValidationDraws>>(config, std::move(images), ValidationDraws(config));
-}
-
-namespace {
+  RandomStream bucket_, timestep_;
+};
 
 std::string describe(const data::ImageShape& shape) {
   return std::to_string(shape.channels) + " x " + std::to_string(shape.height) + " x " +
@@ -206,11 +159,9 @@ std::vector<float> read_pixels(const data::ImageData& data, uint64_t index, bool
   const data::ImageShape& shape = data.layout().shape;
   std::vector<uint8_t> levels(shape.elements());
   data.pixels(index, levels);
-  const auto width = static_cast<size_t>(shape.width);
   if (flip) {
-    for (size_t row = 0; row < levels.size(); row += width)
-      std::reverse(levels.begin() + static_cast<std::ptrdiff_t>(row),
-                   levels.begin() + static_cast<std::ptrdiff_t>(row + width));
+    for (auto row = levels.begin(); row < levels.end(); row += shape.width)
+      std::reverse(row, row + shape.width);
   }
   std::vector<float> x0(levels.size());
   std::ranges::transform(levels, x0.begin(),
@@ -264,13 +215,18 @@ std::shared_ptr<const data::ImageData> open_images(const std::vector<std::string
   return data;
 }
 
-WeightedImages weighted_images(const config::RunConfig& config, const data::ImageData& images) {
-  std::vector<uint64_t> sizes = images.folder_sizes(), first(sizes.size());
-  std::exclusive_scan(sizes.begin(), sizes.end(), first.begin(), uint64_t{0});
-  return {std::make_shared<const MixedSources>(config, std::move(sizes)), std::move(first)};
+}  // namespace
+
+std::shared_ptr<const Dataset> training_images(const config::RunConfig& config,
+                                               const std::shared_ptr<const ImageReader>& images,
+                                               std::optional<WeightedImages> weighted) {
+  return std::make_shared<TrainingImages>(config, images, std::move(weighted));
 }
 
-}  // namespace
+std::shared_ptr<const Dataset> validation_images(const config::RunConfig& config,
+                                                 const std::shared_ptr<const ImageReader>& images) {
+  return std::make_shared<ValidationImages>(config, images);
+}
 
 TrainingData diffusion_transformer_data(const config::RunConfig& config, data::Verify verify) {
   TrainingData data;
@@ -280,8 +236,10 @@ TrainingData diffusion_transformer_data(const config::RunConfig& config, data::V
   data.training_hashes.emplace_back(joined(folders, ", "), train->content_hash());
   std::optional<WeightedImages> weighted;
   if (config.data.is_weighted()) {
-    weighted = weighted_images(config, *train);
-    data.sources = weighted->sources;
+    std::vector<uint64_t> sizes = train->folder_sizes(), first(sizes.size());
+    std::exclusive_scan(sizes.begin(), sizes.end(), first.begin(), uint64_t{0});
+    data.sources = std::make_shared<const MixedSources>(config, std::move(sizes));
+    weighted = {data.sources, std::move(first)};
   }
   data.training = training_images(config, std::make_shared<PreparedImages>(train, config.model), weighted);
   if (config.data.validation.empty()) return data;

@@ -46,10 +46,10 @@ struct WeightedImages {
 // drops, and adds "group", int64 [B]: each of ten consecutive samples has its t in a different tenth of the
 // training distribution.
 std::shared_ptr<const Dataset> training_images(const config::RunConfig& config,
-                                               std::shared_ptr<const ImageReader> images,
+                                               const std::shared_ptr<const ImageReader>& images,
                                                std::optional<WeightedImages> weighted = std::nullopt);
 std::shared_ptr<const Dataset> validation_images(const config::RunConfig& config,
-                                                 std::shared_ptr<const ImageReader> images);
+                                                 const std::shared_ptr<const ImageReader>& images);
 
 // Opens the prepared images of config.data.
 TrainingData diffusion_transformer_data(const config::RunConfig& config, data::Verify verify);

@@ -27,10 +27,9 @@ void check_same_tokenizer(const std::vector<data::TokenStream>& train,
     for (const data::TokenStream& stream : *streams) {
       if (!stream.tokenizer_hash()) continue;
       if (first == nullptr) first = &stream;
-      if (*stream.tokenizer_hash() != *first->tokenizer_hash()) {
+      if (*stream.tokenizer_hash() != *first->tokenizer_hash())
         throw UsageError(stream.path().string() + " and " + first->path().string() +
                          " were prepared with different tokenizers; prepare both with the same one");
-      }
     }
   }
 }
@@ -82,11 +81,14 @@ class TokenDataset : public Dataset {
     const int64_t length = length_ + 1;
     const at::Tensor windows = at::empty({count, length}, at::kLong);
     auto* tokens = windows.mutable_data_ptr<int64_t>();
-    for (int64_t i = 0; i < count; ++i)
-      read_window(position + static_cast<uint64_t>(i),
-                  std::span(tokens + i * length, static_cast<size_t>(length)));
+    const at::Tensor experts_B = at::empty({count}, at::kLong);
+    for (int64_t i = 0; i < count; ++i) {
+      const Window window = window_at(position + static_cast<uint64_t>(i));
+      window.sampler->window(window.index, {tokens + i * length, static_cast<size_t>(length)});
+      if (!experts_S_.empty()) experts_B.mutable_data_ptr<int64_t>()[i] = experts_S_.at(window.source);
+    }
     Batch batch{position, {{"tokens", windows}}};
-    if (!experts_S_.empty()) batch.tensors.emplace_back("experts", experts_of(position, count));
+    if (!experts_S_.empty()) batch.tensors.emplace_back("experts", experts_B);
     if (end_of_text_)
       batch.tensors.emplace_back("documents", document_offsets(windows.narrow(1, 0, length_), *end_of_text_));
     return batch;
@@ -114,19 +116,6 @@ class TokenDataset : public Dataset {
     const data::WindowSampler& sampler = samplers_.front();
     const uint64_t index = order_ == TokenOrder::kTraining ? sampler.window_at(position) : position;
     return {&sampler, index, sampler.stream_of(index)};
-  }
-  void read_window(uint64_t position, std::span<int64_t> tokens) const {
-    const Window window = window_at(position);
-    window.sampler->window(window.index, tokens);
-  }
-
-  // The number of experts of each sample, int64 [count].
-  at::Tensor experts_of(uint64_t position, int64_t count) const {
-    const at::Tensor experts_B = at::empty({count}, at::kLong);
-    for (int64_t i = 0; i < count; ++i)
-      experts_B.mutable_data_ptr<int64_t>()[i] =
-          experts_S_.at(window_at(position + static_cast<uint64_t>(i)).source);
-    return experts_B;
   }
 
   int64_t length_;

@@ -1,10 +1,8 @@
 #include "dtopp/models/language_model.h"
 
 #include <algorithm>
-#include <memory>
 #include <stdexcept>
 #include <string>
-#include <unordered_map>
 
 #include <ATen/record_function.h>
 
@@ -25,6 +23,87 @@ std::optional<int64_t> end_of_text_of(const data::TokenStream& stream) {
   const auto path = data::tokenizer_beside(stream.path());
   if (!path) return std::nullopt;
   return data::Tokenizer::load(*path).end_of_text();
+}
+
+AttentionMask mask_of(const LanguageModel& model, const at::Tensor& tokens_BL, at::Tensor offsets) {
+  const config::ModelConfig& config = model.config;
+  const int64_t B = tokens_BL.size(0), L = tokens_BL.size(1);
+  if (!config.attend_across_documents && !offsets.defined()) {
+    if (!model.end_of_text)
+      throw std::invalid_argument(
+          "hidden_states: model.attend_across_documents: false needs document offsets or end_of_text");
+    offsets = ops::to_device(document_offsets(tokens_BL.cpu(), *model.end_of_text), tokens_BL.device());
+  }
+  if (config.attention_window > 0 && config.attention_window < L)
+    return window_mask(B, L, config.attention_window, offsets, model.embed_VD().options());
+  if (offsets.defined()) return DocumentMask{offsets, L};
+  return SampleMask{L, /*causal=*/true};
+}
+
+// tokens_T and positions_T: int64.
+HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_T,
+                           const at::Tensor& positions_T, const moe::Routing& inputs,
+                           const AttentionMask& mask) {
+  const config::ModelConfig& config = model.config;
+  const RotaryTable rotary = rotary_table(positions_T, config);
+  const bool recompute = inputs.recompute == config::Recompute::kLayer;
+  const auto norm = [eps = config.norm_eps, centered = config.norm == config::NormType::kLayer](
+                        const at::Tensor& x_TD, const at::Tensor& gain_D) {
+    return ops::norm(x_TD, gain_D, eps, centered);
+  };
+  moe::Routing routing = inputs;
+  routing.ids_T = tokens_T;
+  HiddenStates states;
+  at::Tensor x_TD = [&] {
+    RECORD_USER_SCOPE("embedding");
+    return at::embedding(model.embed_VD(), tokens_T);
+  }();
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    RECORD_USER_SCOPE("layer " + std::to_string(layer));
+    const LanguageModelBlock block = model.block(layer);
+    // Returns x after attention, and the input of the feed-forward layer.
+    const auto attend = [=](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
+      const ops::Normed input = norm(in[0], block.input_norm_D);
+      const at::Tensor mixed_TD = attention(input.y, block.attention, config, rotary, mask, layer);
+      const ops::Normed attended = norm(input.x + mixed_TD, block.post_attention_norm_D);
+      return {attended.x, attended.y};
+    };
+    const std::vector<at::Tensor> attended = run_part(recompute, attend, {x_TD});
+    x_TD = attended[0] + feed_forward(attended[1], block.mlp, layer, routing, states.routing);
+  }
+  RECORD_USER_SCOPE("final norm");
+  states.x_TD = norm(x_TD, model.norm_D()).y;
+  return states;
+}
+
+// A chunk on a CPU (ops/cross_entropy/linear_cross_entropy_cpu.cpp): bytes, but at least the logits of that
+// many tokens.
+constexpr uint64_t kCrossEntropyChunk = uint64_t{64} << 20, kFewestTokens = 256;
+constexpr uint64_t kCudaLogits = uint64_t{1}
+                                 << 30;  // fp32, per chunk (ops/cross_entropy/linear_cross_entropy_cuda.cpp)
+
+// The logits of a chunk and tensors derived from them.
+uint64_t logits_chunk(const BlockSizes& s, uint64_t V) {
+  if (!s.cuda)
+    return std::min(
+        checked_product({s.T, V, 2 * kFp32Bytes}),
+        std::max(kCrossEntropyChunk, checked_product({std::min(s.T, kFewestTokens), V, s.width})));
+  // The gradients of the logits are separate tensors.
+  const uint64_t logits = std::min(checked_product({s.T, V, kFp32Bytes}), kCudaLogits);
+  return checked_sum({logits, logits / kFp32Bytes * s.width});
+}
+
+// The chunk, the weight's gradient in fp32, and the hidden states' gradient.
+uint64_t cross_entropy(const BlockSizes& s, uint64_t V) {
+  return checked_sum({logits_chunk(s, V), checked_product({V, s.D, kFp32Bytes}),
+                      checked_product({s.T, s.D, s.cuda ? s.width : kFp32Bytes})});
+}
+
+// The bias of a window, per sample if samples have documents.
+uint64_t window_bias(const BlockSizes& s, const config::ModelConfig& model) {
+  const auto length = static_cast<uint64_t>(model.sequence_length);
+  if (model.attention_window == 0 || model.attention_window >= model.sequence_length) return 0;
+  return checked_product({model.attend_across_documents ? length : s.T, length, s.width});
 }
 
 }  // namespace
@@ -90,63 +169,8 @@ std::vector<parameters::ParameterSpec> language_model_parameters(const config::M
   return list.take();
 }
 
-namespace {
-
-AttentionMask mask_of(const LanguageModel& model, const at::Tensor& tokens_BL, at::Tensor offsets) {
-  const config::ModelConfig& config = model.config;
-  const int64_t B = tokens_BL.size(0), L = tokens_BL.size(1);
-  if (!config.attend_across_documents && !offsets.defined()) {
-    if (!model.end_of_text)
-      throw std::invalid_argument(
-          "hidden_states: model.attend_across_documents: false needs document offsets or end_of_text");
-    offsets = ops::to_device(document_offsets(tokens_BL.cpu(), *model.end_of_text), tokens_BL.device());
-  }
-  if (config.attention_window > 0 && config.attention_window < L)
-    return window_mask(B, L, config.attention_window, offsets, model.embed_VD().options());
-  if (offsets.defined()) return DocumentMask{offsets, L};
-  return CausalMask{L};
-}
-
-// tokens_T and positions_T: int64.
-HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_T,
-                           const at::Tensor& positions_T, const moe::Routing& inputs,
-                           const AttentionMask& mask) {
-  const config::ModelConfig& config = model.config;
-  const RotaryTable rotary = rotary_table(positions_T, config);
-  const bool recompute = inputs.recompute == config::Recompute::kLayer;
-  const auto norm = [eps = config.norm_eps, centered = config.norm == config::NormType::kLayer](
-                        const at::Tensor& x_TD, const at::Tensor& gain_D) {
-    return ops::norm(x_TD, gain_D, eps, centered);
-  };
-  moe::Routing routing = inputs;
-  routing.ids_T = tokens_T;
-  HiddenStates states;
-  at::Tensor x_TD = [&] {
-    RECORD_USER_SCOPE("embedding");
-    return at::embedding(model.embed_VD(), tokens_T);
-  }();
-  for (size_t layer = 0; layer < static_cast<size_t>(config.num_layers); ++layer) {
-    RECORD_USER_SCOPE("layer " + std::to_string(layer));
-    const LanguageModelBlock block = model.block(static_cast<int64_t>(layer));
-    // Returns x after attention, and the input of the feed-forward layer.
-    const auto attend = [=](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
-      const ops::Normed input = norm(in[0], block.input_norm_D);
-      const at::Tensor mixed_TD = attention(input.y, block.attention, config, rotary, mask, layer);
-      const ops::Normed attended = norm(input.x + mixed_TD, block.post_attention_norm_D);
-      return {attended.x, attended.y};
-    };
-    const std::vector<at::Tensor> attended = run_part(recompute, attend, {x_TD});
-    x_TD = attended[0] + feed_forward(attended[1], block.mlp, layer, routing, states.routing);
-  }
-  RECORD_USER_SCOPE("final norm");
-  states.x_TD = norm(x_TD, model.norm_D()).y;
-  return states;
-}
-
-}  // namespace
-
 LanguageModelBlock LanguageModel::block(int64_t layer) const {
-  if (layer < static_cast<int64_t>(blocks.size())) return blocks[static_cast<size_t>(layer)];
+  if (layer < static_cast<int64_t>(blocks.size())) return blocks[layer];
   const std::string prefix = "model.layers." + std::to_string(layer) + ".";
   LanguageModelBlock block;
   block.input_norm_D = parameter(prefix + "input_layernorm.weight");
@@ -158,10 +182,7 @@ LanguageModelBlock LanguageModel::block(int64_t layer) const {
 
 LanguageModel bind_language_model(const config::ModelConfig& model, const config::RoutingConfig& routing,
                                   const ParameterLookup& parameter) {
-  auto tensors = std::make_shared<std::unordered_map<std::string, at::Tensor>>();
-  for (const parameters::ParameterSpec& spec : language_model_parameters(model, routing))
-    tensors->emplace(spec.name, parameter(spec.name));
-  LanguageModel bound{model, routing, [tensors](const std::string& name) { return tensors->at(name); }};
+  LanguageModel bound{model, routing, looked_up(language_model_parameters(model, routing), parameter)};
   for (int64_t layer = 0; layer < model.num_layers; ++layer) bound.blocks.push_back(bound.block(layer));
   return bound;
 }
@@ -223,42 +244,6 @@ Model make_language_model(const config::RunConfig& config) {
   };
   return model;
 }
-
-// language_model.cpp shows which tensors are stored.
-
-namespace {
-
-// A chunk on a CPU (ops/cross_entropy/linear_cross_entropy_cpu.cpp): bytes, but at least the logits of that
-// many tokens.
-constexpr uint64_t kCrossEntropyChunk = uint64_t{64} << 20, kFewestTokens = 256;
-constexpr uint64_t kCudaLogits = uint64_t{1}
-                                 << 30;  // fp32, per chunk (ops/cross_entropy/linear_cross_entropy_cuda.cpp)
-
-// The logits of a chunk and tensors derived from them.
-uint64_t logits_chunk(const BlockSizes& s, uint64_t V) {
-  if (!s.cuda)
-    return std::min(
-        checked_product({s.T, V, 2 * kFp32Bytes}),
-        std::max(kCrossEntropyChunk, checked_product({std::min(s.T, kFewestTokens), V, s.width})));
-  // The gradients of the logits are separate tensors.
-  const uint64_t logits = std::min(checked_product({s.T, V, kFp32Bytes}), kCudaLogits);
-  return checked_sum({logits, logits / kFp32Bytes * s.width});
-}
-
-// The chunk, the weight's gradient in fp32, and the hidden states' gradient.
-uint64_t cross_entropy(const BlockSizes& s, uint64_t V) {
-  return checked_sum({logits_chunk(s, V), checked_product({V, s.D, kFp32Bytes}),
-                      checked_product({s.T, s.D, s.cuda ? s.width : kFp32Bytes})});
-}
-
-// The bias of a window, per sample if samples have documents.
-uint64_t window_bias(const BlockSizes& s, const config::ModelConfig& model) {
-  const auto length = static_cast<uint64_t>(model.sequence_length);
-  if (model.attention_window == 0 || model.attention_window >= model.sequence_length) return 0;
-  return checked_product({model.attend_across_documents ? length : s.T, length, s.width});
-}
-
-}  // namespace
 
 StepCosts language_model_costs(const config::ModelConfig& model, const CostInputs& inputs) {
   const BlockSizes s = block_sizes(model, inputs);

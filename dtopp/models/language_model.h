@@ -23,8 +23,6 @@
 
 namespace dtopp::models {
 
-// Finds the documents in sequences of tokens, for model.attend_across_documents: false.
-
 // Offsets of documents in the concatenated sequences, followed by B L: int32 [n + 1]. A document ends with
 // `end_of_text` or with its sequence. tokens_BL: int64 on the CPU.
 at::Tensor document_offsets(const at::Tensor& tokens_BL, int64_t end_of_text);
@@ -35,8 +33,6 @@ at::Tensor document_offsets(const at::Tensor& tokens_BL, int64_t end_of_text);
 std::optional<int64_t> end_of_documents(const config::RunConfig& config,
                                         const std::vector<data::TokenStream>& train,
                                         const std::vector<data::TokenStream>& validation);
-
-// Lists the parameters of a language model. Does not depend on torch.
 
 // The parameters in the order of the forward pass.
 std::vector<parameters::ParameterSpec> language_model_parameters(const config::ModelConfig& model,
@@ -101,7 +97,6 @@ StepCosts language_model_costs(const config::ModelConfig& model, const CostInput
 // last of each sequence.
 TrainingData language_model_data(const config::RunConfig& config, data::Verify verify);
 
-// Builds the Model record from the functions above.
 Model make_language_model(const config::RunConfig& config);
 
 }  // namespace dtopp::models

@@ -1,6 +1,7 @@
 #include "dtopp/models/make_model.h"
 
 #include <stdexcept>
+#include <unordered_map>
 
 #include "dtopp/models/diffusion_transformer.h"
 #include "dtopp/models/image_batches.h"
@@ -30,6 +31,13 @@ const TypeEntry& entry_of(config::ModelType type) {
 }
 
 }  // namespace
+
+ParameterLookup looked_up(const std::vector<parameters::ParameterSpec>& specs,
+                          const ParameterLookup& parameter) {
+  std::unordered_map<std::string, at::Tensor> tensors;
+  for (const parameters::ParameterSpec& spec : specs) tensors.emplace(spec.name, parameter(spec.name));
+  return [tensors = std::move(tensors)](const std::string& name) { return tensors.at(name); };
+}
 
 Model make_model(const config::RunConfig& config) { return entry_of(config.model.type).make(config); }
 

@@ -12,7 +12,6 @@ namespace dtopp::models {
 // Reads and allocates nothing.
 Model make_model(const config::RunConfig& config);
 
-// The costs of a step of the model.
 StepCosts model_costs(const config::ModelConfig& model, const CostInputs& inputs);
 
 // Opens the data of config.data and checks that it fits the model. Throws UsageError if it does not fit,

@@ -30,7 +30,10 @@ struct TrainingData;
 // or this rank's EP shard.
 using ParameterLookup = std::function<at::Tensor(const std::string&)>;
 
-// Computes the losses of a batch.
+// A lookup of tensors that were all looked up now.
+ParameterLookup looked_up(const std::vector<parameters::ParameterSpec>& specs,
+                          const ParameterLookup& parameter);
+
 using LossFunction = std::function<BatchLosses(const Batch&, const moe::Routing&)>;
 
 struct Model {

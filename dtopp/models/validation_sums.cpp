@@ -29,7 +29,7 @@ ValidationSums::ValidationSums(const Model& model, int64_t num_experts, std::vec
 }
 
 void ValidationSums::add(int64_t batch, const Batch& data, const BatchLosses& losses) {
-  const BatchPlace& place = batches_.at(static_cast<size_t>(batch));
+  const BatchPlace& place = batches_.at(batch);
   losses_B_[batch] = losses.value(model_.validation_loss).to(at::kDouble) * place.size;
   activations_[place.source].add(losses.activations);
   if (model_.validation_groups.empty()) return;
@@ -57,7 +57,7 @@ ValidationResult ValidationSums::result(distributed::Collectives& ranks) const {
   int64_t batch = 0;
   for (size_t s = 0; s < sources_.size(); ++s) {
     const int64_t first_batch = batch;
-    while (batch < num_batches() && batches_[static_cast<size_t>(batch)].source == s) ++batch;
+    while (batch < num_batches() && batches_[batch].source == s) ++batch;
     const auto samples = static_cast<int64_t>(sources_[s].samples);
     ValidationSource one;
     one.name = sources_[s].name;

@@ -48,8 +48,8 @@ class ValidationSums {
 
   int64_t num_batches() const { return static_cast<int64_t>(batches_.size()); }
   // Batch b contains size_of(b) samples from first_sample(b) of the held-out order on.
-  uint64_t first_sample(int64_t batch) const { return batches_.at(static_cast<size_t>(batch)).first; }
-  int64_t size_of(int64_t batch) const { return batches_.at(static_cast<size_t>(batch)).size; }
+  uint64_t first_sample(int64_t batch) const { return batches_.at(batch).first; }
+  int64_t size_of(int64_t batch) const { return batches_.at(batch).size; }
 
   // Call it once for each batch, on any one rank. `data` and `losses` belong to the batch. Throws
   // std::invalid_argument if the model has validation groups and `losses` has no SampleLosses.

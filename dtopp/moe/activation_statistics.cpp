@@ -4,7 +4,6 @@
 #include <cmath>
 #include <numeric>
 #include <utility>
-#include <vector>
 
 #include "dtopp/base/format.h"
 
@@ -43,6 +42,8 @@ at::Tensor sums_of_tokens(std::span<const ops::RouteOutput> layers) {
   }
   return at::stack({used_T.sum(), used_T.square().sum()});
 }
+
+constexpr double kMostOff = 0.5;  // relative to T
 
 }  // namespace
 
@@ -130,27 +131,13 @@ double ActivationStatistics::token_mean_deviation() const {
   return deviation_of(of[0], of[1], tokens_) / static_cast<double>(num_layers_);
 }
 
-namespace {
-
-constexpr double kMostOff = 0.5;  // relative to T
-
-double mean_of(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
-double mean_distance(const std::deque<double>& active, double target) {
-  double sum = 0;
-  for (const double a : active) sum += std::abs(a - target);
-  return sum / static_cast<double>(active.size());
-}
-
-}  // namespace
-
 std::optional<std::string> BudgetWatch::observe(int64_t step, const std::vector<double>& active_L) {
   if (!config::has_controller(config_.method) || active_L.empty() || warned_ || step <= kSettling)
     return std::nullopt;
   const bool per_layer = config_.scope == config::ThresholdScope::kLayer;
-  const std::vector<double> active_C = per_layer ? active_L : std::vector<double>{mean_of(active_L)};
+  const double mean =
+      std::accumulate(active_L.begin(), active_L.end(), 0.0) / static_cast<double>(active_L.size());
+  const std::vector<double> active_C = per_layer ? active_L : std::vector<double>{mean};
   last_C_.resize(active_C.size());
   const std::vector<double> targets = config::experts_at(config_, step - 1, steps_);
   for (size_t c = 0; c < active_C.size(); ++c) {
@@ -158,7 +145,9 @@ std::optional<std::string> BudgetWatch::observe(int64_t step, const std::vector<
     last.push_back(active_C[c]);
     if (last.size() > kSteps) last.pop_front();
     const double target = targets[targets.size() > 1 ? c : 0];
-    if (last.size() < kSteps || mean_distance(last, target) <= kMostOff * target) continue;
+    double off = 0;
+    for (const double active : last) off += std::abs(active - target);
+    if (last.size() < kSteps || off / static_cast<double>(last.size()) <= kMostOff * target) continue;
     warned_ = true;
     const auto [least, most] = std::ranges::minmax_element(last);
     return format(

@@ -26,7 +26,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "dtopp/config/routing_config.h"
 #include "dtopp/moe/solving.h"
@@ -38,7 +37,7 @@ namespace dtopp::moe {
 struct RoutedStep {
   at::Tensor num_assignments_L;  // token-expert pairs per layer, whole numbers of any type
   int64_t tokens = 0;            // tokens per layer
-  // Cumulative-probability histogram per controller, whole numbers (cumulative_prob_histogram.h). It may be
+  // Cumulative-probability histogram per controller, whole numbers (ops/route/route.h). It may be
   // undefined if the controller is pi.
   at::Tensor prob_histogram_CM{};
   int64_t histogram_stride = 1;  // the sampling stride of those counts
@@ -67,16 +66,15 @@ class ThresholdController {
   bool per_layer() const { return config_.scope == config::ThresholdScope::kLayer; }
   // f64, one value or one per layer. Never modified in place.
   const at::Tensor& thresholds() const { return threshold_C_; }
-  const at::Tensor& error_sums() const { return error_sum_C_; }
   // f64, likewise: the p at which the last step's tokens would have met T; NaN before a step with cumulative
   // probabilities.
   const at::Tensor& solved() const { return solved_C_; }
-  // "threshold_C", "error_sum_C" and "steps", the number of applied updates. set_state returns false if the
-  // name is another one.
-  ops::NamedTensors state() const {
-    return {{"threshold_C", threshold_C_}, {"error_sum_C", error_sum_C_}, {"steps", steps_}};
+  // Appends the tensors that a run needs to resume. "steps" is the number of applied updates.
+  void list_state(ops::StateTensors& list) {
+    list.emplace_back("threshold_C", &threshold_C_);
+    list.emplace_back("error_sum_C", &error_sum_C_);
+    list.emplace_back("steps", &steps_);
   }
-  bool set_state(const std::string& name, const at::Tensor& value);
 
  private:
   // p of the next step, and sum_e after this one.
@@ -84,8 +82,6 @@ class ThresholdController {
     at::Tensor threshold_C, error_sum_C;
   };
   Next paper_law(const at::Tensor& error_C) const;
-  class Plant;
-  Next solve(const at::Tensor& error_C, const Plant& plant) const;
 
   config::RoutingConfig config_;
   at::Tensor num_experts_, target_C_, next_target_C_;  // f64

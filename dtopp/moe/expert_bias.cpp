@@ -22,8 +22,9 @@ ExpertBias::ExpertBias(const config::RunConfig& config, const at::Device& device
       stride_(cumulative_prob_stride(config.model.num_experts, config.model.tokens_per_sample(),
                                      config.training.global_batch_size * config.model.tokens_per_sample())) {
   if (!(rate_ > 0)) throw config::InvalidValue("routing.bias_rate", "must be positive");
-  set_state("bias_LE", at::zeros({config.model.num_layers, config.model.num_experts},
-                                 at::device(device).dtype(at::kDouble)));
+  bias_LE_ =
+      at::zeros({config.model.num_layers, config.model.num_experts}, at::device(device).dtype(at::kDouble));
+  loaded();
 }
 
 at::Tensor ExpertBias::statistics(int64_t layer, const at::Tensor& score_SE,
@@ -63,8 +64,8 @@ at::Tensor ExpertBias::quantile_LE(const StepCounts& counts, const at::Tensor& s
 void ExpertBias::update(const StepCounts& counts, const at::Tensor& statistics_LS,
                         const at::Tensor& applied) {
   if (by_quantile_) {
-    set_state("bias_LE", at::where(applied, quantile_LE(counts, statistics_LS), bias_LE_));
-    return;
+    bias_LE_ = at::where(applied, quantile_LE(counts, statistics_LS), bias_LE_);
+    return loaded();
   }
   // In whole numbers: sign(mean - c) = sign(sum - E c).
   const at::Tensor& c_LE = counts.tokens_per_expert_LE;
@@ -73,15 +74,11 @@ void ExpertBias::update(const StepCounts& counts, const at::Tensor& statistics_L
 }
 
 void ExpertBias::add(const at::Tensor& error_LE, const at::Tensor& applied) {
-  set_state("bias_LE", at::where(applied, bias_LE_ + error_LE * rate_, bias_LE_));
+  bias_LE_ = at::where(applied, bias_LE_ + error_LE * rate_, bias_LE_);
+  loaded();
 }
 
-bool ExpertBias::set_state(const std::string& name, const at::Tensor& value) {
-  if (name != "bias_LE") return false;
-  bias_LE_ = value;
-  centered_LE_ = centered(value);
-  return true;
-}
+void ExpertBias::loaded() { centered_LE_ = centered(bias_LE_); }
 
 ops::NamedTensors ExpertBias::metrics() const {
   return {{"bias_spread", std::get<0>(bias_LE_.max(1)) - std::get<0>(bias_LE_.min(1))}};

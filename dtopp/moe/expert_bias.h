@@ -16,8 +16,6 @@
 //                experts
 #pragma once
 
-#include <string>
-
 #include "dtopp/moe/router.h"
 
 namespace dtopp::moe {
@@ -48,8 +46,9 @@ class ExpertBias {
   // Moves the biases by rate * error, for a router with another rule. As update() if `applied` is false.
   void add(const at::Tensor& error_LE, const at::Tensor& applied);
 
-  ops::NamedTensors state() const { return {{"bias_LE", bias_LE_}}; }
-  bool set_state(const std::string& name, const at::Tensor& value);  // false: the name is another one
+  // Appends the tensor that a run needs to resume. Call loaded() after it was replaced.
+  void list_state(ops::StateTensors& list) { list.emplace_back("bias_LE", &bias_LE_); }
+  void loaded();
   // bias_spread per layer: the largest minus the smallest bias.
   ops::NamedTensors metrics() const;
 

@@ -73,16 +73,15 @@ ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights&
   else if (routing.token_by_token)
     output.y_TD = ops::moe_ffn_by_row(x_TD, gates_TE, weights.gate_up_EGD, weights.down_EDF);
   else
-    output.y_TD =
-        ops::moe_ffn(x_TD, gates_TE, weights.gate_up_EGD, weights.down_EDF, /*capacity=*/0, recompute);
+    output.y_TD = ops::moe_ffn(x_TD, gates_TE, weights.gate_up_EGD, weights.down_EDF,
+                               routing.capacities ? routing.capacities->capacity(layer) : 0, recompute);
   if (weights.copies_input)
     output.y_TD = output.y_TD + (x_TD * output.routing.zero_gate_T1).to(x_TD.scalar_type());
   return output;
 }
 
-RouterLosses router_losses(const ops::RouteOutput& routing, const at::Tensor& share_E) {
-  const auto num_experts = static_cast<double>(share_E.numel());
-  return {(share_E * routing.mean_prob_E).sum() * num_experts, routing.entropy, routing.router_z};
+at::Tensor load_balance_loss(const ops::RouteOutput& routing, const at::Tensor& share_E) {
+  return (share_E * routing.mean_prob_E).sum() * static_cast<double>(share_E.numel());
 }
 
 }  // namespace dtopp::moe

@@ -27,9 +27,10 @@ struct ExpertLayerOutput {
 
 // The router and the experts of a forward pass.
 struct Routing {
-  std::shared_ptr<Router> router{};          // null: a dense model
-  std::shared_ptr<ExpertBackend> experts{};  // null: LocalExperts with the exact capacity
-  bool training = false;                     // the router's update will need this pass's statistics
+  std::shared_ptr<Router> router{};                    // null: a dense model
+  std::shared_ptr<AllToAllTokenDispatcher> experts{};  // null: this rank holds all experts
+  const CapacityPredictor* capacities = nullptr;       // for experts of this rank; null: the exact capacity
+  bool training = false;                               // the router's update will need this pass's statistics
   // Ranks that solve for thresholds together (models/solve_thresholds.h); null: this one alone.
   distributed::Collectives* ranks = nullptr;
   // The activations that the backward pass computes again.
@@ -63,16 +64,9 @@ ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& 
 ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
                                const Routing& routing);
 
-// The unweighted losses of one layer (paper, appendix "Loss Designs").
-struct RouterLosses {
-  at::Tensor load_balance;  // E sum_i f_i Q_i; f is the share of tokens sent to expert i; the gradient is
-                            // through Q only
-  at::Tensor dynamic;       // mean entropy of P
-  at::Tensor router_z;      // mean squared logsumexp of the logits, or of the softmax's inputs
-                            // (loss.router_z_on: normalized)
-};
-
-// share_E: f, of this micro-batch or of more tokens (Router::share_E).
-RouterLosses router_losses(const ops::RouteOutput& routing, const at::Tensor& share_E);
+// The load-balance loss of one layer, E sum_i f_i Q_i (paper, appendix "Loss Designs"). share_E: f, the share
+// of tokens sent to expert i, of this micro-batch or of more tokens (Router::share_E). The gradient is
+// through Q only.
+at::Tensor load_balance_loss(const ops::RouteOutput& routing, const at::Tensor& share_E);
 
 }  // namespace dtopp::moe

@@ -5,8 +5,6 @@
 namespace dtopp::moe {
 namespace {
 
-constexpr char kMean[] = "router_input_mean_LD", kSquare[] = "logit_square_LC",
-               kSteps[] = "normalization_steps";
 constexpr double kStepsPerAveragedStep = 100;
 constexpr double kLargestValue = 1 << 20;
 
@@ -49,10 +47,10 @@ ExpertNormalization::ExpertNormalization(const config::RunConfig& config, const 
                          at::device(device).dtype(at::kDouble))),
       square_LC_(at::ones({config.model.num_layers, config.model.router_columns()}, mean_LD_.options())),
       steps_(at::zeros({}, mean_LD_.options().dtype(at::kLong))) {
-  round_to_fp32();
+  loaded();
 }
 
-void ExpertNormalization::round_to_fp32() {
+void ExpertNormalization::loaded() {
   mean32_LD_ = mean_LD_.to(at::kFloat);
   inverse_std_LC_ = (square_LC_ + ops::kVarianceEpsilon).rsqrt().to(at::kFloat);
 }
@@ -76,24 +74,13 @@ void ExpertNormalization::update(const at::Tensor& sums_LS, int64_t tokens, cons
   mean_LD_ = averaged(mean_LD_, means_LS.narrow(1, 2 * C + 1, D));
   square_LC_ = averaged(square_LC_, square_LC);
   steps_ = steps_ + applied.to(at::kLong);
-  round_to_fp32();
+  loaded();
 }
 
-ops::NamedTensors ExpertNormalization::state() const {
-  return {{kMean, mean_LD_}, {kSquare, square_LC_}, {kSteps, steps_}};
-}
-
-bool ExpertNormalization::set_state(const std::string& name, const at::Tensor& value) {
-  if (name == kMean)
-    mean_LD_ = value;
-  else if (name == kSquare)
-    square_LC_ = value;
-  else if (name == kSteps)
-    steps_ = value;
-  else
-    return false;
-  round_to_fp32();
-  return true;
+void ExpertNormalization::list_state(ops::StateTensors& list) {
+  list.emplace_back("router_input_mean_LD", &mean_LD_);
+  list.emplace_back("logit_square_LC", &square_LC_);
+  list.emplace_back("normalization_steps", &steps_);
 }
 
 }  // namespace dtopp::moe

@@ -19,7 +19,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "dtopp/config/run_config.h"
 #include "dtopp/ops/core/named_tensors.h"
@@ -67,12 +66,11 @@ class ExpertNormalization {
   // Changes nothing if `applied`, bool [], is false.
   void update(const at::Tensor& sums_LS, int64_t tokens, const at::Tensor& applied);
 
-  ops::NamedTensors state() const;
-  bool set_state(const std::string& name, const at::Tensor& value);  // false: the name is another one
+  // Appends the tensors that a run needs to resume. Call loaded() after they were replaced.
+  void list_state(ops::StateTensors& list);
+  void loaded();
 
  private:
-  void round_to_fp32();
-
   at::Tensor mean_LD_, square_LC_;         // m and s², f64
   at::Tensor steps_;                       // n, int64 []
   at::Tensor mean32_LD_, inverse_std_LC_;  // f32

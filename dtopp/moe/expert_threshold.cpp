@@ -15,7 +15,7 @@
 #include <memory>
 
 #include "dtopp/moe/router.h"
-#include "dtopp/ops/route/logit_histogram.h"
+#include "dtopp/ops/route/route.h"
 
 namespace dtopp::moe {
 namespace {
@@ -29,7 +29,7 @@ class ExpertThresholdRouter final : public Router {
                                        config.training.global_batch_size * config.model.tokens_per_sample())),
         cut_LE_(at::zeros({num_layers(), num_experts()}, at::device(device).dtype(at::kDouble))),
         steps_(at::zeros({}, at::device(device).dtype(at::kLong))) {
-    set_thresholds();
+    loaded();
   }
 
   ops::RouteOutput select(const RouterInput& input) override {
@@ -53,15 +53,9 @@ class ExpertThresholdRouter final : public Router {
     const double decay = config().cut_decay;
     cut_LE_ = at::where(applied, cut_LE_ * decay + cut_LE * (1 - decay), cut_LE_);
     steps_ = steps_ + applied.to(at::kLong);
-    set_thresholds();
+    loaded();
   }
 
-  ops::NamedTensors state() const override {
-    ops::NamedTensors state = Router::state();
-    state.emplace_back("cut_LE", cut_LE_);
-    state.emplace_back("cut_steps", steps_);
-    return state;
-  }
   ops::NamedTensors metrics() const override {
     const at::Tensor tau_LE = threshold_LE_.to(at::kDouble);
     return {{"cut", tau_LE.mean({1})},
@@ -69,22 +63,17 @@ class ExpertThresholdRouter final : public Router {
   }
 
  protected:
-  void set_state(const std::string& name, const at::Tensor& value) override {
-    if (name == "cut_LE")
-      cut_LE_ = value;
-    else if (name == "cut_steps")
-      steps_ = value;
-    else
-      return Router::set_state(name, value);
-    set_thresholds();
+  void list_state(ops::StateTensors& list) override {
+    Router::list_state(list);
+    list.emplace_back("cut_LE", &cut_LE_);
+    list.emplace_back("cut_steps", &steps_);
   }
-
- private:
-  void set_thresholds() {
+  void loaded() override {
     const at::Tensor decay = at::full({}, config().cut_decay, cut_LE_.options());
     threshold_LE_ = (cut_LE_ / (1 - decay.pow(steps_))).to(at::kFloat);
   }
 
+ private:
   int64_t first_experts_;    // per token, without thresholds
   int64_t stride_;           // of the tokens whose logits are counted
   at::Tensor cut_LE_;        // m, f64

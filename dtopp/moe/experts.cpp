@@ -71,10 +71,6 @@ DispatchPlanPointer saved_plan(AutogradContext* context) {
   return c10::static_intrusive_pointer_cast<DispatchPlan>(context->saved_data[kPlan].toCapsule());
 }
 
-std::vector<at::Tensor> gates_by_rank(const at::Tensor& gates_TE, int64_t ranks) {
-  return gates_TE.split(gates_TE.size(1) / ranks, 1);
-}
-
 std::vector<int64_t> column(const at::Tensor& numbers, int64_t index) {
   const at::Tensor of_all = numbers.select(1, index).contiguous();
   return {of_all.const_data_ptr<int64_t>(), of_all.const_data_ptr<int64_t>() + of_all.numel()};
@@ -105,7 +101,7 @@ struct Dispatch : torch::autograd::Function<Dispatch> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& gates_TE,
                                const DispatchPlanPointer& plan) {
     save_plan(context, plan);
-    std::vector<at::Tensor> gates = gates_by_rank(gates_TE, plan->ranks->size());
+    std::vector<at::Tensor> gates = gates_TE.split(gates_TE.size(1) / plan->ranks->size(), 1);
     for (size_t rank = 0; rank < gates.size(); ++rank)
       gates[rank] = gates[rank].index_select(0, plan->token_S[rank]);
     return {plan->dispatch(plan->select(x_TD), "dispatch"), plan->dispatch(gates, "dispatch")};

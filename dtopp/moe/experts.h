@@ -1,4 +1,4 @@
-// Computes the experts of a layer: on this rank, or on the ranks of an EP group.
+// Computes the experts of a layer on the ranks of an EP group, and predicts their capacity on one rank.
 #pragma once
 
 #include <algorithm>
@@ -36,6 +36,7 @@ class CapacityPredictor {
 
   // Capacity per layer; empty: each micro-batch computes its own.
   const std::vector<int64_t>& capacity_L() const { return capacity_L_; }
+  int64_t capacity(int64_t layer) const { return capacity_L_.empty() ? 0 : capacity_L_.at(layer); }
 
   // Takes, per layer, the largest number of pairs in a micro-batch of a step, over all ranks. A capacity
   // stays while its spare part is between 0.5 and 1.5 times the margin's.
@@ -58,30 +59,6 @@ class CapacityPredictor {
   std::vector<int64_t> capacity_L_;
 };
 
-class ExpertBackend {
- public:
-  virtual ~ExpertBackend() = default;
-  // The arguments and the result of moe_ffn (ops/moe_ffn/moe_ffn.h), with this rank's experts as weights.
-  virtual at::Tensor forward(int64_t layer, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                             const at::Tensor& gate_up_proj, const at::Tensor& down_proj, bool recompute) = 0;
-};
-
-class LocalExperts final : public ExpertBackend {
- public:
-  // `capacities` must outlive this object.
-  explicit LocalExperts(const CapacityPredictor& capacities) : capacities_(capacities) {}
-
-  at::Tensor forward(int64_t layer, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                     const at::Tensor& gate_up_proj, const at::Tensor& down_proj, bool recompute) override {
-    const auto& capacity_L = capacities_.capacity_L();
-    const int64_t capacity = capacity_L.empty() ? 0 : capacity_L.at(static_cast<size_t>(layer));
-    return ops::moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity, recompute);
-  }
-
- private:
-  const CapacityPredictor& capacities_;
-};
-
 // Runs the experts of a layer that are split over the ranks of an EP group: dispatch, expert FFN, combine.
 //
 // EP rank j of K holds experts [j E/K, (j + 1) E/K). The dispatch sends a token's row once to every rank that
@@ -100,7 +77,7 @@ class LocalExperts final : public ExpertBackend {
 // Collective:    every rank of the EP group, in the same order, in the backward pass too
 // Source:        paper, Eq. 1
 
-class AllToAllTokenDispatcher final : public ExpertBackend {
+class AllToAllTokenDispatcher {
  public:
   // `ranks` is the EP group, which this object must use alone.
   //
@@ -110,12 +87,12 @@ class AllToAllTokenDispatcher final : public ExpertBackend {
   AllToAllTokenDispatcher(distributed::Collectives& ranks, bool reproducible)
       : ranks_(ranks), reproducible_(reproducible) {}
 
-  // Computes moe_ffn (ops/moe_ffn/moe_ffn.h) of this rank's tokens with all gates of the layer and this
-  // rank's expert weights. It is differentiable: weight gradients include the rows of all ranks. T may be 0
-  // for a rank without a micro-batch, which still serves the other ranks' tokens. `recompute` adds no
-  // communication: the received rows are stored.
+  // The arguments and the result of moe_ffn (ops/moe_ffn/moe_ffn.h), with this rank's experts as weights.
+  // It is differentiable: weight gradients include the rows of all ranks. T may be 0 for a rank without a
+  // micro-batch, which still serves the other ranks' tokens. `recompute` adds no communication: the received
+  // rows are stored.
   at::Tensor forward(int64_t layer, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                     const at::Tensor& gate_up_proj, const at::Tensor& down_proj, bool recompute) override;
+                     const at::Tensor& gate_up_proj, const at::Tensor& down_proj, bool recompute);
 
  private:
   distributed::Collectives& ranks_;

@@ -23,15 +23,15 @@ at::Tensor draw_experts(int64_t layer, int64_t num_ids, int64_t num_experts, int
   const RandomStream stream(/*seed=*/0, "hash router " + std::to_string(layer));
   at::Tensor expert_VK = at::empty({num_ids, top_k}, at::kInt);
   auto* expert = expert_VK.mutable_data_ptr<int32_t>();
-  std::vector<int32_t> order(static_cast<size_t>(num_experts));
+  std::vector<int32_t> order(num_experts);
   for (int64_t id = 0; id < num_ids; ++id) {
     std::iota(order.begin(), order.end(), 0);
     for (int64_t n = 0; n < top_k; ++n) {
       const auto bits = stream.bits(static_cast<uint64_t>(id * num_experts + n));
       const uint64_t number = uint64_t{bits[0]} << 32 | bits[1];
       const int64_t drawn = n + static_cast<int64_t>(number % static_cast<uint64_t>(num_experts - n));
-      std::swap(order[static_cast<size_t>(n)], order[static_cast<size_t>(drawn)]);
-      *expert++ = order[static_cast<size_t>(n)];
+      std::swap(order[n], order[drawn]);
+      *expert++ = order[n];
     }
   }
   return expert_VK;
@@ -46,18 +46,18 @@ class HashRouter final : public Router {
 }  // namespace
 
 ops::RouteOutput Router::select_by_id(const RouterInput& input) {
-  const int64_t top_k = config::top_k_of(config_);
-  at::Tensor& expert_VK = expert_LVK_.at(static_cast<size_t>(input.layer));
+  const int64_t top_k = config::top_k_of(config());
+  at::Tensor& expert_VK = expert_LVK_.at(input.layer);
   if (!expert_VK.defined() || expert_VK.size(1) < top_k)
-    expert_VK = draw_experts(input.layer, num_ids_, num_experts_, top_k).to(device_);
+    expert_VK = draw_experts(input.layer, config_.model.vocab_size, num_experts(), top_k).to(device_);
   const at::Tensor expert_TK = expert_VK.narrow(1, 0, top_k).index_select(0, input.ids_T).to(at::kLong);
   const auto real = at::device(device_).dtype(at::kFloat);
-  const at::Tensor map_TE = at::zeros({expert_TK.size(0), num_experts_}, real.dtype(at::kBool));
+  const at::Tensor map_TE = at::zeros({expert_TK.size(0), num_experts()}, real.dtype(at::kBool));
   map_TE.scatter_(1, expert_TK, true);
   ops::RouteOutput output;
   output.gates_TE = map_TE.to(at::kFloat) * (1.0 / static_cast<double>(top_k));
   ops::set_counts(map_TE, output);
-  output.mean_prob_E = at::zeros({num_experts_}, real);  // there are no probabilities
+  output.mean_prob_E = at::zeros({num_experts()}, real);  // there are no probabilities
   output.entropy = output.router_z = at::zeros({}, real);
   return output;
 }

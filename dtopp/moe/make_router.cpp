@@ -61,8 +61,10 @@ void load_expert_normalization(Router& router, std::span<const TensorView> tenso
   if (!router.expert_normalization()) return;
   const ops::NamedTensors there = state_in(tensors, checkpoint);
   ops::NamedTensors state = router.state();
-  for (const auto& own : router.expert_normalization()->state()) {
-    const auto named = [&](const auto& tensor) { return tensor.first == own.first; };
+  ops::StateTensors own;
+  router.expert_normalization()->list_state(own);
+  for (const auto& [name, tensor] : own) {
+    const auto named = [&](const auto& other) { return other.first == name; };
     const auto found = std::ranges::find_if(there, named);
     if (found == there.end()) return;
     std::ranges::find_if(state, named)->second = found->second;

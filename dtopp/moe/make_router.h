@@ -11,12 +11,10 @@
 
 namespace dtopp::moe {
 
-// Stores a router's state as the tensors of a checkpoint's router.safetensors.
-
 // The state on the host.
 ops::NamedTensors host_state(const Router& router);
 
-// Tensors to write. `state` must live until they are written.
+// The tensors of a checkpoint's router.safetensors. `state` must live until they are written.
 std::vector<TensorSource> router_sources(const ops::NamedTensors& state);
 
 // Loads the tensors of a checkpoint. Throws CheckpointError, naming `checkpoint`, if they do not fit the

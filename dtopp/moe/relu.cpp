@@ -44,18 +44,14 @@ class ReluRouter final : public Router {
     lambda_ = at::where(applied, next.clamp(kSmallestLambda, kLargestLambda), lambda_);
   }
 
-  ops::NamedTensors state() const override {
-    ops::NamedTensors state = Router::state();
-    state.emplace_back("lambda", lambda_);
-    return state;
-  }
   ops::NamedTensors metrics() const override { return {{"lambda", used_lambda_}}; }
 
  protected:
-  void set_state(const std::string& name, const at::Tensor& value) override {
-    if (name != "lambda") return Router::set_state(name, value);
-    lambda_ = used_lambda_ = value;
+  void list_state(ops::StateTensors& list) override {
+    Router::list_state(list);
+    list.emplace_back("lambda", &lambda_);
   }
+  void loaded() override { used_lambda_ = lambda_; }
 
  private:
   at::Tensor lambda_, used_lambda_;  // f64 [1]: of the next step and the last one

@@ -31,12 +31,6 @@ int64_t logit_sum_stride(int64_t tokens_per_sample, int64_t tokens_per_step) {
   return stride_of(tokens_per_step / kFewestOfLogits, tokens_per_sample);
 }
 
-namespace {
-
-constexpr char kTokensPerExpert[] = "tokens_per_expert_LE";
-
-}  // namespace
-
 at::Tensor softmax_inputs(const RouterInput& input, config::Normalization normalization) {
   if (normalization == config::Normalization::kNone) return input.logits_TE;
   const at::Tensor centered_TE = input.logits_TE - input.logits_TE.mean({-1}, /*keepdim=*/true);
@@ -46,30 +40,22 @@ at::Tensor softmax_inputs(const RouterInput& input, config::Normalization normal
 }
 
 Router::Router(const config::RunConfig& config, const at::Device& device)
-    : config_(config.routing),
+    : config_(config),
       configured_(config.routing),
-      router_z_on_(config.loss.router_z_on),
-      steps_(config.training.steps),
-      num_layers_(config.model.num_layers),
-      num_experts_(config.model.num_experts),
-      num_logits_(config.model.router_columns()),
-      num_ids_(config.model.vocab_size),
-      logit_sums_size_(moe::logit_sums_size(config)),
-      step_tokens_(config.training.global_batch_size * config.model.tokens_per_sample()),
-      logit_sum_stride_(moe::logit_sum_stride(config.model.tokens_per_sample(), step_tokens_)),
+      logit_sum_stride_(moe::logit_sum_stride(config.model.tokens_per_sample(), step_tokens())),
       device_(device),
       no_threshold_(at::zeros({}, at::device(device).dtype(at::kDouble))),
-      expert_LVK_(static_cast<size_t>(num_layers_)) {
+      expert_LVK_(num_layers()) {
   Router::set_step(0);
-  if (config_.expert_normalization == config::ExpertNormalization::kRunning)
+  if (config.routing.expert_normalization == config::ExpertNormalization::kRunning)
     expert_normalization_ = std::make_shared<ExpertNormalization>(config, device);
   if (config.loss.batch_statistics == config::BatchStatistics::kGlobal)
-    tokens_per_expert_LE_ = at::zeros({num_layers_, num_experts_}, at::device(device).dtype(at::kLong));
+    tokens_per_expert_LE_ = at::zeros({num_layers(), num_experts()}, at::device(device).dtype(at::kLong));
 }
 
 ops::RouteOutput Router::select_likeliest(const RouterInput& input, const at::Tensor& counts_T) const {
   const RouterInput detached = {input.layer, input.logits_TE.detach(), input.scale.detach()};
-  const at::Tensor s_TE = softmax_inputs(detached, config_.normalization);
+  const at::Tensor s_TE = softmax_inputs(detached, config().normalization);
   // A stable sort keeps the lower index first among equals.
   const at::Tensor order_TE = std::get<1>(s_TE.sort(/*stable=*/true, /*dim=*/-1, /*descending=*/true));
   const at::Tensor ranks_E = at::arange(s_TE.size(1), order_TE.options());
@@ -78,13 +64,13 @@ ops::RouteOutput Router::select_likeliest(const RouterInput& input, const at::Te
 }
 
 bool Router::moves_biases() const {
-  return static_cast<double>(step_) < config_.bias_until * static_cast<double>(steps_);
+  return static_cast<double>(step_) < config().bias_until * static_cast<double>(config_.training.steps);
 }
 
 void Router::set_step(int64_t step) {
   step_ = step;
-  config_.experts = config::experts_at(configured_, step, steps_);
-  next_experts_ = config::experts_at(configured_, step + 1, steps_);
+  config_.routing.experts = config::experts_at(configured_, step, config_.training.steps);
+  next_experts_ = config::experts_at(configured_, step + 1, config_.training.steps);
 }
 
 void Router::start_at(const std::vector<double>& /*thresholds*/) {
@@ -103,41 +89,41 @@ at::Tensor Router::logit_sums(const at::Tensor& logits_TC, const at::Tensor& x_T
 }
 
 std::vector<int64_t> Router::logit_sums_shape() const {
-  if (logit_sums_size_ == 0) return {0};
-  return {num_layers_, logit_sums_size_};
+  const int64_t size = logit_sums_size(config_);
+  return size == 0 ? std::vector<int64_t>{0} : std::vector<int64_t>{num_layers(), size};
 }
 
 at::Tensor Router::common_logit_share(const at::Tensor& logit_sums_LS) const {
-  return moe::common_logit_share(logit_sums_LS, num_logits_, tokens_in_logit_sums());
+  return moe::common_logit_share(logit_sums_LS, config_.model.router_columns(), tokens_in_logit_sums());
 }
 
 ops::NamedTensors Router::state() const {
-  ops::NamedTensors state;
-  if (tokens_per_expert_LE_.defined()) state.emplace_back(kTokensPerExpert, tokens_per_expert_LE_);
-  if (expert_normalization_)
-    for (auto& tensor : expert_normalization_->state()) state.push_back(std::move(tensor));
-  return state;
+  ops::StateTensors list;
+  const_cast<Router*>(this)->list_state(list);  // only load_state() replaces a tensor of the list
+  return ops::values_of(list);
 }
 
-void Router::load_state(const ops::NamedTensors& loaded) {
-  const ops::NamedTensors own = state();
-  for (const auto& tensor : loaded) {
+void Router::list_state(ops::StateTensors& list) {
+  if (tokens_per_expert_LE_.defined()) list.emplace_back("tokens_per_expert_LE", &tokens_per_expert_LE_);
+  if (expert_normalization_) expert_normalization_->list_state(list);
+}
+
+void Router::load_state(const ops::NamedTensors& state) {
+  ops::StateTensors own;
+  list_state(own);
+  for (const auto& tensor : state) {
     if (std::ranges::none_of(own, [&](const auto& known) { return known.first == tensor.first; }))
       throw std::invalid_argument("router: this method has no state " + tensor.first);
   }
   for (const auto& [name, tensor] : own) {
-    const at::Tensor& value = ops::find_tensor(loaded, name, "router");
-    if (value.sizes() != tensor.sizes() || value.scalar_type() != tensor.scalar_type())
+    const at::Tensor& value = ops::find_tensor(state, name, "router");
+    if (value.sizes() != tensor->sizes() || value.scalar_type() != tensor->scalar_type())
       throw std::invalid_argument(c10::str("router: ", name, " is ", value.scalar_type(), " ", value.sizes(),
-                                           ", expected ", tensor.scalar_type(), " ", tensor.sizes()));
-    set_state(name, ops::to_device(value, device_));
+                                           ", expected ", tensor->scalar_type(), " ", tensor->sizes()));
+    *tensor = ops::to_device(value, device_);
   }
-}
-
-void Router::set_state(const std::string& name, const at::Tensor& value) {
-  if (expert_normalization_ && expert_normalization_->set_state(name, value)) return;
-  if (name != kTokensPerExpert) throw std::logic_error("Router::set_state: unknown state " + name);
-  tokens_per_expert_LE_ = value;
+  if (expert_normalization_) expert_normalization_->loaded();
+  loaded();
 }
 
 std::vector<double> Router::metric(std::string_view name) const {
@@ -152,12 +138,12 @@ std::vector<double> Router::metric(std::string_view name) const {
 at::Tensor Router::share_E(int64_t layer, const at::Tensor& own_E) const {
   if (!tokens_per_expert_LE_.defined()) return own_E;
   const at::Tensor counts_E = tokens_per_expert_LE_[layer].to(at::kDouble);
-  const at::Tensor share_E = (counts_E / static_cast<double>(step_tokens_)).to(at::kFloat);
+  const at::Tensor share_E = (counts_E / static_cast<double>(step_tokens())).to(at::kFloat);
   return at::where(share_E.sum() > 0, share_E, own_E);
 }
 
 ops::RouteOutput Router::with_l2_gates(ops::RouteOutput output) const {
-  if (config_.renormalize != config::Renormalize::kL2) return output;
+  if (config().renormalize != config::Renormalize::kL2) return output;
   // Gates that sum to 1: their squares sum to 1 / E or more, or to 0 for a token without experts.
   const at::Tensor square_T1 = output.gates_TE.square().sum({1}, /*keepdim=*/true);
   const at::Tensor gates_TE =
@@ -170,22 +156,22 @@ ops::RouteOutput Router::with_l2_gates(ops::RouteOutput output) const {
 ops::RouteOutput Router::route_by(const RouterInput& input, int64_t top_k, const at::Tensor& threshold,
                                   const at::Tensor& bias_E, std::string_view bias_on) const {
   return with_l2_gates(ops::route(input.logits_TE, input.scale, top_k > 0 ? no_threshold_ : threshold,
-                                  enum_name(config_.normalization), top_k, config_.max_experts,
-                                  config_.renormalize != config::Renormalize::kNo,
+                                  enum_name(config().normalization), top_k, config().max_experts,
+                                  config().renormalize != config::Renormalize::kNo,
                                   bias_E.defined() ? std::optional(bias_E) : std::nullopt, bias_on));
 }
 
 ops::RouteOutput Router::route_above(const RouterInput& input, std::string_view gate, const at::Tensor& cut_E,
                                      int64_t first_experts) const {
-  return ops::route(input.logits_TE, input.scale, no_threshold_, enum_name(config_.normalization),
+  return ops::route(input.logits_TE, input.scale, no_threshold_, enum_name(config().normalization),
                     first_experts, /*max_experts=*/0, /*renormalize=*/false, std::nullopt, "logit", gate,
                     cut_E.defined() ? std::optional(cut_E) : std::nullopt);
 }
 
 ops::RouteOutput Router::route_to(const RouterInput& input, const at::Tensor& routing_map_TE) const {
   return with_l2_gates(ops::route_selected(input.logits_TE, input.scale, routing_map_TE,
-                                           enum_name(config_.normalization),
-                                           config_.renormalize != config::Renormalize::kNo));
+                                           enum_name(config().normalization),
+                                           config().renormalize != config::Renormalize::kNo));
 }
 
 }  // namespace dtopp::moe

@@ -13,7 +13,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -27,7 +26,7 @@ namespace dtopp::moe {
 // Selects the tokens of a step that its statistics are over: every stride-th token of a sample. They do not
 // depend on micro-batches or ranks, because strides divide a sample.
 
-// The stride of the cumulative probabilities (ops/route/cumulative_prob_histogram.h). With more experts,
+// The stride of the cumulative probabilities (ops/route/route.h). With more experts,
 // fewer tokens are sampled: the comparisons between experts stay below 1 % of a step. The stride is at most
 // 8, and a step samples at least 2,048 tokens if it has that many.
 int64_t cumulative_prob_stride(int64_t num_experts, int64_t tokens_per_sample, int64_t tokens_per_step);
@@ -94,7 +93,7 @@ class Router {
   virtual void update(const StepCounts& counts, const at::Tensor& applied);
   // The tensors that a run needs to resume with the same bits, f64 or int64, on the router's device. Never
   // modified in place.
-  virtual ops::NamedTensors state() const;
+  ops::NamedTensors state() const;
   // Throws std::invalid_argument if a tensor is missing, unknown, or has another shape.
   void load_state(const ops::NamedTensors& state);
   // Values of the last step for metrics, f64: one per layer, or one for all.
@@ -108,14 +107,16 @@ class Router {
   // with loss.batch_statistics: global that of the last applied step.
   at::Tensor share_E(int64_t layer, const at::Tensor& own_E) const;
 
-  const config::RoutingConfig& config() const { return config_; }
-  int64_t num_layers() const { return num_layers_; }
-  int64_t num_experts() const { return num_experts_; }  // without zero experts
-  config::RouterZOn router_z_on() const { return router_z_on_; }
+  const config::RoutingConfig& config() const { return config_.routing; }
+  int64_t num_layers() const { return config_.model.num_layers; }
+  int64_t num_experts() const { return config_.model.num_experts; }  // without zero experts
+  config::RouterZOn router_z_on() const { return config_.loss.router_z_on; }
 
  protected:
-  // Replaces a tensor of state(), on the router's device.
-  virtual void set_state(const std::string& name, const at::Tensor& value);
+  // Appends the tensors of state().
+  virtual void list_state(ops::StateTensors& list);
+  // Called after load_state() has replaced them.
+  virtual void loaded() {}
   // The budget of the step after that of set_step().
   const std::vector<double>& next_experts() const { return next_experts_; }
   const at::Device& device() const { return device_; }
@@ -134,14 +135,15 @@ class Router {
 
  private:
   ops::RouteOutput with_l2_gates(ops::RouteOutput output) const;
-  int64_t tokens_in_logit_sums() const { return step_tokens_ / logit_sum_stride_; }
+  int64_t tokens_in_logit_sums() const { return step_tokens() / logit_sum_stride_; }
+  int64_t step_tokens() const {
+    return config_.training.global_batch_size * config_.model.tokens_per_sample();
+  }
 
-  config::RoutingConfig config_;
-  config::RoutingConfig configured_;  // with the experts at the end of a schedule
+  config::RunConfig config_;  // with the experts of the step
+  config::RoutingConfig configured_;
   std::vector<double> next_experts_;
-  config::RouterZOn router_z_on_;
-  int64_t steps_, num_layers_, num_experts_, num_logits_, num_ids_, logit_sums_size_, step_tokens_, step_ = 0;
-  int64_t logit_sum_stride_;
+  int64_t step_ = 0, logit_sum_stride_;
   at::Device device_;
   at::Tensor no_threshold_;  // f64 []: for top_k experts
   std::shared_ptr<ExpertNormalization> expert_normalization_;

@@ -93,8 +93,7 @@ double broadcast_number(distributed::Collectives* ranks, double here) {
 }
 
 ops::RouteOutput SolvingRouter::select(const RouterInput& input) {
-  const auto layer = static_cast<size_t>(input.layer);
-  const double target = targets_.size() == 1 ? targets_[0] : targets_.at(layer);
+  const double target = targets_.size() == 1 ? targets_[0] : targets_.at(input.layer);
   const auto tokens = static_cast<double>(input.logits_TE.size(0));
   const auto route_at = [&](double p) {
     return route_by(input, /*top_k=*/0, at::full({}, p, at::device(device()).dtype(at::kDouble)),
@@ -105,8 +104,8 @@ ops::RouteOutput SolvingRouter::select(const RouterInput& input) {
     return static_cast<double>(counts_E.sum().item<int64_t>()) / tokens;
   };
   const double p = broadcast_number(ranks_, solve_threshold(target, count));
-  thresholds_.resize(std::max(thresholds_.size(), layer + 1));
-  thresholds_[layer] = p;
+  thresholds_.resize(std::max<size_t>(thresholds_.size(), input.layer + 1));
+  thresholds_[input.layer] = p;
   return route_at(p);
 }
 

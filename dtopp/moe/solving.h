@@ -15,7 +15,7 @@ namespace dtopp::moe {
 
 // Describes how the number of active experts of a step depends on p, the input of a threshold controller.
 //
-// The curve comes from a histogram of cumulative probabilities (ops/route/cumulative_prob_histogram.h).
+// The curve comes from a histogram of cumulative probabilities (ops/route/route.h).
 // Within a bin, cumulative probabilities are assumed to be uniform. Example: below(p) of one controller with
 // three bins
 //

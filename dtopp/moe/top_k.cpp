@@ -1,6 +1,5 @@
 // Selects the top_k likeliest experts of each token.
 #include <memory>
-#include <utility>
 
 #include "dtopp/moe/expert_bias.h"
 #include "dtopp/moe/router.h"
@@ -60,11 +59,6 @@ class TopKZeroRouter final : public Router {
     zero_share_L_ = 1 - load_LE.sum(1) * (1 / static_cast<double>(config().max_experts));
   }
 
-  ops::NamedTensors state() const override {
-    ops::NamedTensors state = Router::state();
-    for (auto& tensor : bias_.state()) state.push_back(std::move(tensor));
-    return state;
-  }
   ops::NamedTensors metrics() const override {
     ops::NamedTensors metrics = bias_.metrics();
     metrics.emplace_back("zero_share", zero_share_L_);
@@ -72,9 +66,11 @@ class TopKZeroRouter final : public Router {
   }
 
  protected:
-  void set_state(const std::string& name, const at::Tensor& value) override {
-    if (!bias_.set_state(name, value)) Router::set_state(name, value);
+  void list_state(ops::StateTensors& list) override {
+    Router::list_state(list);
+    bias_.list_state(list);
   }
+  void loaded() override { bias_.loaded(); }
 
  private:
   int64_t zero_experts_;

@@ -49,17 +49,14 @@ class TopKBiasRouter final : public Router {
     if (moves_biases()) bias_.update(counts, counts.statistics, applied);
   }
 
-  ops::NamedTensors state() const override {
-    ops::NamedTensors state = Router::state();
-    for (auto& tensor : bias_.state()) state.push_back(std::move(tensor));
-    return state;
-  }
   ops::NamedTensors metrics() const override { return bias_.metrics(); }
 
  protected:
-  void set_state(const std::string& name, const at::Tensor& value) override {
-    if (!bias_.set_state(name, value)) Router::set_state(name, value);
+  void list_state(ops::StateTensors& list) override {
+    Router::list_state(list);
+    bias_.list_state(list);
   }
+  void loaded() override { bias_.loaded(); }
 
  private:
   // The router z-loss is of the logits z, not of the scores' logarithms, which the softmax gets.

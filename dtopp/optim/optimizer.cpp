@@ -17,39 +17,10 @@ double progress(int64_t step, int64_t begin, int64_t end) {
   return std::clamp(static_cast<double>(step - begin) / static_cast<double>(length), 0.0, 1.0);
 }
 
-double along_cosine(const config::OptimizerConfig& config, double share) {
-  return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1.0 + std::cos(std::numbers::pi * share));
-}
-
 // Exactly lr and min_lr at the ends.
 double along_line(const config::OptimizerConfig& config, double share) {
   return std::lerp(config.lr, config.min_lr, share);
 }
-
-}  // namespace
-
-double learning_rate(const config::OptimizerConfig& config, int64_t step, int64_t steps) {
-  if (step < config.warmup_steps)
-    return config.lr * static_cast<double>(step) / static_cast<double>(config.warmup_steps);
-  switch (config.schedule) {
-    case config::Schedule::kCosine:
-      return along_cosine(config, progress(step, config.warmup_steps, steps));
-    case config::Schedule::kLinear:
-      return along_line(config, progress(step, config.warmup_steps, steps));
-    case config::Schedule::kWsd:
-      return along_line(config, progress(step, steps - config.decay_steps, steps));
-    case config::Schedule::kConstant:
-      break;
-  }
-  return config.lr;
-}
-
-LearningRates learning_rates(const config::OptimizerConfig& config, int64_t step, int64_t steps) {
-  const double lr = learning_rate(config, step, steps);
-  return {lr, lr * config.router_lr_factor * progress(step, 0, config.router_warmup_steps)};
-}
-
-namespace {
 
 // A range of this many numbers or a multiple has no tail in at::_fused_adamw_, whose threads take whole cache
 // lines. Each number then has the same bits in any longer range.
@@ -162,9 +133,7 @@ class Muon final : public Optimizer {
   struct Shape {
     int64_t rows, columns;
     int64_t most_at_once() const { return std::max(kElementsAtOnce / (rows * columns), kMatricesAtOnce); }
-    bool operator<(const Shape& other) const {
-      return std::pair(rows, columns) < std::pair(other.rows, other.columns);
-    }
+    auto operator<=>(const Shape&) const = default;
   };
   // [n, rows, columns] each
   struct Matrices {
@@ -234,6 +203,29 @@ class Muon final : public Optimizer {
 };
 
 }  // namespace
+
+double learning_rate(const config::OptimizerConfig& config, int64_t step, int64_t steps) {
+  if (step < config.warmup_steps)
+    return config.lr * static_cast<double>(step) / static_cast<double>(config.warmup_steps);
+  switch (config.schedule) {
+    case config::Schedule::kCosine:
+      return config.min_lr +
+             (config.lr - config.min_lr) * 0.5 *
+                 (1.0 + std::cos(std::numbers::pi * progress(step, config.warmup_steps, steps)));
+    case config::Schedule::kLinear:
+      return along_line(config, progress(step, config.warmup_steps, steps));
+    case config::Schedule::kWsd:
+      return along_line(config, progress(step, steps - config.decay_steps, steps));
+    case config::Schedule::kConstant:
+      break;
+  }
+  return config.lr;
+}
+
+LearningRates learning_rates(const config::OptimizerConfig& config, int64_t step, int64_t steps) {
+  const double lr = learning_rate(config, step, steps);
+  return {lr, lr * config.router_lr_factor * progress(step, 0, config.router_warmup_steps)};
+}
 
 std::unique_ptr<Optimizer> make_optimizer(const config::OptimizerConfig& config, bool bf16) {
   if (config.method == config::OptimizerMethod::kMuon) return std::make_unique<Muon>(config, bf16);

@@ -1,7 +1,6 @@
 #include "dtopp/optim/parameter_store.h"
 
 #include <algorithm>
-#include <memory>
 
 #include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/ops/core/host_copy.h"
@@ -12,6 +11,23 @@ namespace {
 
 at::Tensor in_fp32(const at::Tensor& gradient) {
   return gradient.defined() ? gradient.to(at::kFloat).contiguous() : gradient;
+}
+
+distributed::ElementRange elements_of(uint64_t begin_byte, uint64_t bytes) {
+  constexpr auto kElement = static_cast<int64_t>(sizeof(float));
+  const auto begin = static_cast<int64_t>(begin_byte) / kElement;
+  return {begin, begin + static_cast<int64_t>(bytes) / kElement};
+}
+
+TensorSource source_of(const parameters::ParameterSpec& spec, const std::string& suffix = "") {
+  return {spec.name + suffix, "F32", spec.shape, static_cast<uint64_t>(spec.count()) * sizeof(float),
+          TensorSource::Read()};
+}
+
+std::vector<TensorSource> sources_of(const std::vector<parameters::ParameterSpec>& specs) {
+  std::vector<TensorSource> sources;
+  for (const parameters::ParameterSpec& spec : specs) sources.push_back(source_of(spec));
+  return sources;
 }
 
 }  // namespace
@@ -137,12 +153,6 @@ void GradientAccumulator::end_micro_batch() {
   left_ -= 1;
 }
 
-namespace {
-
-constexpr size_t kNone = SIZE_MAX;
-
-}  // namespace
-
 ParameterStore::ParameterStore(std::vector<parameters::ParameterSpec> specs, const at::TensorOptions& compute,
                                const config::OptimizerConfig& optimizer, distributed::ProcessGroups groups,
                                bool reproducible)
@@ -156,7 +166,7 @@ ParameterStore::ParameterStore(std::vector<parameters::ParameterSpec> specs, con
   updates_ = at::zeros({}, fp32);
   std::vector<int64_t> chunk_indices;
   // The work of each rank for matrices that no rank shares. The next goes to the rank with the least.
-  std::vector<double> work(static_cast<size_t>(groups_.size()));
+  std::vector<double> work(groups_.size());
   for (size_t i = 0; i < specs_.size(); ++i) {
     const parameters::ParameterSpec& spec = specs_[i];
     index_.emplace(spec.name, i);
@@ -164,7 +174,7 @@ ParameterStore::ParameterStore(std::vector<parameters::ParameterSpec> specs, con
     auto turn = static_cast<int64_t>(i);
     if (policy == distributed::ShardPolicy::kWholeMatrix && spec.num_experts() == 1) {
       turn = std::ranges::min_element(work) - work.begin();
-      work[static_cast<size_t>(turn)] += optimizer_->flops(spec);
+      work[turn] += optimizer_->flops(spec);
     }
     const distributed::ShardLayout& layout =
         layouts_.emplace_back(spec.count(), spec.num_experts(), turn, groups_.dims(), policy);
@@ -196,7 +206,7 @@ ParameterStore::ParameterStore(std::vector<parameters::ParameterSpec> specs, con
 void ParameterStore::make_reducers(bool reproducible) {
   const int64_t ep_size = groups_.dims().ep_size;
   std::vector<distributed::Shards> of_node_shards, of_ep_shards, of_wholes;
-  ep_index_.assign(specs_.size(), kNone);
+  ep_index_.assign(specs_.size(), kNotShared);
   for (size_t i = 0; i < specs_.size(); ++i) {
     of_node_shards.push_back(layouts_[i].shards_across_nodes(groups_.rank()));
     of_ep_shards.push_back(layouts_[i].shards_in_node(groups_.rank()));
@@ -236,7 +246,7 @@ at::Tensor ParameterStore::ep_shard(size_t parameter) const {
 at::Tensor ParameterStore::model_param(const std::string& name) const {
   const size_t i = index_.at(name);
   edp_reducer_->wait_all_gather(i);
-  if (ep_index_[i] != kNone) ep_reducer_->wait_all_gather(ep_index_[i]);
+  if (ep_index_[i] != kNotShared) ep_reducer_->wait_all_gather(ep_index_[i]);
   return model_params_[i];
 }
 
@@ -343,29 +353,6 @@ void ParameterStore::swap_ema() {
   refresh_copies();
 }
 
-// Reads and writes the store's tensors in checkpoints.
-
-namespace {
-
-distributed::ElementRange elements_of(uint64_t begin_byte, uint64_t bytes) {
-  constexpr auto kElement = static_cast<int64_t>(sizeof(float));
-  const auto begin = static_cast<int64_t>(begin_byte) / kElement;
-  return {begin, begin + static_cast<int64_t>(bytes) / kElement};
-}
-
-TensorSource source_of(const parameters::ParameterSpec& spec, const std::string& suffix = "") {
-  return {spec.name + suffix, "F32", spec.shape, static_cast<uint64_t>(spec.count()) * sizeof(float),
-          TensorSource::Read()};
-}
-
-std::vector<TensorSource> sources_of(const std::vector<parameters::ParameterSpec>& specs) {
-  std::vector<TensorSource> sources;
-  for (const parameters::ParameterSpec& spec : specs) sources.push_back(source_of(spec));
-  return sources;
-}
-
-}  // namespace
-
 void ParameterStore::copy_local_shard(std::span<const std::byte> bytes, size_t parameter,
                                       const at::Tensor& local_shard) const {
   const distributed::ElementRange range = this->local_shard(parameter);
@@ -394,8 +381,7 @@ void ParameterStore::load_ema(const checkpoint::Checkpoint& checkpoint) {
 at::Tensor ParameterStore::whole(const std::vector<at::Tensor>& local_shards, size_t parameter) const {
   const parameters::ParameterSpec& spec = specs_.at(parameter);
   const distributed::ShardedTensor tensor{&layouts_[parameter], local_shards.at(parameter)};
-  const std::vector<distributed::ShardRequest> on_all(static_cast<size_t>(groups_.size()),
-                                                      {&tensor, {0, spec.count()}});
+  const std::vector<distributed::ShardRequest> on_all(groups_.size(), {&tensor, {0, spec.count()}});
   return distributed::gather_shards(*groups_.world, on_all).view(spec.shape);
 }
 

@@ -82,6 +82,8 @@ struct SharedGradients {
   std::vector<size_t> parameters{};  // parameter i of `reducer` is parameter parameters[i] of the model
 };
 
+inline constexpr size_t kNotShared = SIZE_MAX;  // instead of an index
+
 class GradientAccumulator {
  public:
   // Receives the sum of a parameter, once per step, when its last micro-batch completes it. The sum is f32 in
@@ -120,7 +122,6 @@ class GradientAccumulator {
   bool along_tree_;
   Take take_;
   SharedGradients shared_;
-  static constexpr size_t kNotShared = SIZE_MAX;
   std::vector<size_t> reducer_index_;  // index in shared_.reducer, by parameter
   std::vector<distributed::TreeAccumulator> sums_;
   std::vector<char> reached_;  // whether this micro-batch reached the parameter
@@ -242,7 +243,7 @@ class ParameterStore {
   // For parameters that all ranks of the EP group compute with; null if the EP size is 1.
   std::unique_ptr<distributed::BucketedReducer> ep_reducer_;
   std::vector<size_t> ep_parameters_;
-  std::vector<size_t> ep_index_;  // by parameter; kNone for experts
+  std::vector<size_t> ep_index_;  // by parameter; kNotShared for experts
   std::unique_ptr<GradientAccumulator> gradient_accumulator_;
 };
 

@@ -11,7 +11,7 @@
 #include "dtopp/moe/expert_bias.h"
 #include "dtopp/moe/expert_normalization.h"
 #include "dtopp/ops/route/cumulative_prob_bins.h"
-#include "dtopp/ops/route/logit_histogram.h"
+#include "dtopp/ops/route/route.h"
 #include "dtopp/optim/optimizer.h"
 
 namespace dtopp::plan {

@@ -25,8 +25,7 @@ Trainer::Trainer(const config::RunConfig& config, models::Model model, models::T
       model_(std::move(model)),
       data_(std::move(data)),
       groups_(std::move(groups)),
-      store_(model_.parameters, compute, config.optimizer, groups_, config.parallel.reproducible),
-      local_experts_(std::make_shared<moe::LocalExperts>(capacity_predictor_)) {
+      store_(model_.parameters, compute, config.optimizer, groups_, config.parallel.reproducible) {
   if (model_.num_routed_layers > 0) router_ = moe::make_router(config, compute.device());
   losses_ = model_.bind([this](const std::string& name) { return store_.model_param(name); });
   state_.seed = config.training.seed;
@@ -105,7 +104,8 @@ bool Trainer::step(const StopToken& stop) {
   const double begin = steady_seconds();
   if (router_) router_->set_step(state_.step);
   moe::Routing training = routing();
-  training.experts = dispatcher_ ? dispatcher_ : local_experts_;
+  training.experts = dispatcher_;
+  training.capacities = &capacity_predictor_;
   training.training = true;
   training.recompute = config_.training.recompute;
   const StepSums sums = accumulate_gradients(training, stop);

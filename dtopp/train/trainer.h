@@ -128,8 +128,7 @@ class Trainer {
   models::TrainingData data_;
   distributed::ProcessGroups groups_;
   optim::ParameterStore store_;
-  std::shared_ptr<moe::ExpertBackend> dispatcher_;     // null if this rank holds all experts
-  std::shared_ptr<moe::ExpertBackend> local_experts_;  // with predicted capacities, for training
+  std::shared_ptr<moe::AllToAllTokenDispatcher> dispatcher_;  // null if this rank holds all experts
   models::LossFunction losses_;
   std::vector<std::string> loss_names_;
   bool names_are_shared_ = false;

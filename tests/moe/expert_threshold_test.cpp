@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/moe/make_router.h"
-#include "dtopp/ops/route/logit_histogram.h"
+#include "dtopp/ops/route/route.h"
 
 namespace dtopp::moe::expert_threshold_test {
 namespace {

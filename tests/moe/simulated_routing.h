@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "dtopp/moe/dtop_p.h"
-#include "dtopp/ops/route/cumulative_prob_histogram.h"
+#include "dtopp/ops/route/route.h"
 
 namespace dtopp::moe {
 

@@ -183,8 +183,8 @@ TEST(ZeroExperts, a_batch_without_any_expert_gives_zero_and_finite_gradients) {
       const ExpertLayerOutput output = expert_layer(x_TD, weights, 0, routing);
       EXPECT_TRUE(output.y_TD.eq(0).all().item<bool>());
       EXPECT_EQ(output.routing.active_histogram[0].item<int64_t>(), 7);
-      const RouterLosses losses = router_losses(output.routing, at::zeros({5}));
-      (output.y_TD.sum() + losses.load_balance + losses.dynamic).backward();
+      const at::Tensor balance = load_balance_loss(output.routing, at::zeros({5}));
+      (output.y_TD.sum() + balance + output.routing.entropy).backward();
       for (const at::Tensor& tensor : {x_TD, weights.router_ED, weights.gate_up_EGD, weights.down_EDF})
         EXPECT_TRUE(tensor.grad().isfinite().all().item<bool>());
       EXPECT_TRUE(weights.down_EDF.grad().eq(0).all().item<bool>());

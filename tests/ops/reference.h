@@ -38,6 +38,16 @@ inline std::vector<int64_t> chosen_experts(const at::Tensor& prob_E, double thre
   return order;
 }
 
+inline at::Tensor norm_rotary(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
+                              const at::Tensor& sin_TK, int64_t num_heads, double eps, bool centered) {
+  const at::Tensor x_TGN = x_TD.view({x_TD.size(0), x_TD.size(1) / gain_N.size(0), gain_N.size(0)});
+  const at::Tensor normal = centered ? at::layer_norm(x_TGN, gain_N.sizes(), gain_N, {}, eps)
+                                     : at::rms_norm(x_TGN, gain_N.sizes(), gain_N, eps);
+  const at::Tensor n_THK = normal.view({x_TD.size(0), num_heads, cos_TK.size(1)});
+  const auto halves = n_THK.chunk(2, -1);
+  return n_THK * cos_TK.unsqueeze(1) + at::cat({halves[1].neg(), halves[0]}, -1) * sin_TK.unsqueeze(1);
+}
+
 inline at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                           const at::Tensor& down_proj) {
   at::Tensor y_TD = at::zeros_like(x_TD);

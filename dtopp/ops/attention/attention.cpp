@@ -1,20 +1,13 @@
 #include "dtopp/ops/attention/attention.h"
 
-#include <array>
+#include <algorithm>
 #include <cmath>
-#include <vector>
 
-#include "dtopp/ops/attention/attention_tiles_cpu.h"
-#include "dtopp/ops/core/bfloat16.h"
-#include "dtopp/ops/core/simd.h"
 #include "dtopp/ops/gemm/cpu_kernel.h"
 #include "dtopp/ops/gemm/dot_products.h"
 
 namespace dtopp::ops {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 // Saves its inputs, its result and the sums of exponentials.
 struct CpuAttention : torch::autograd::Function<CpuAttention> {
@@ -35,22 +28,6 @@ struct CpuAttention : torch::autograd::Function<CpuAttention> {
   }
 };
 
-}  // namespace
-
-at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal) {
-  TORCH_CHECK(q.dim() == 4 && k.sizes() == q.sizes() && v.sizes() == q.sizes(),
-              "self_attention: expected q, k and v of one shape [B, H, L, K], got ", q.sizes(), ", ",
-              k.sizes(), " and ", v.sizes());
-  const bool has_kernel = q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16;
-  if (q.is_cpu() && has_kernel && q.numel() > 0) return CpuAttention::apply(q, k, v, causal);
-  return at::scaled_dot_product_attention(q, k, v, std::nullopt, 0.0, causal);
-}
-
-namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
 constexpr int64_t kLargestFlashHead = 256;
 constexpr int64_t kFlashHeadMultiple = 8;
 constexpr int64_t kCausalMask = 1;  // for _efficient_attention_forward: aligned to the upper left corner
@@ -67,10 +44,11 @@ struct Run {
   }
 };
 
-std::vector<Run> runs_of(c10::ArrayRef<int32_t> offsets) {
+std::vector<Run> runs_of(const at::Tensor& offsets) {
+  const auto offset = offsets.accessor<int32_t, 1>();
   std::vector<Run> runs;
-  for (size_t i = 0; i + 1 < offsets.size(); ++i) {
-    const int64_t begin = offsets[i], length = offsets[i + 1] - begin;
+  for (int64_t i = 0; i + 1 < offset.size(0); ++i) {
+    const int64_t begin = offset[i], length = offset[i + 1] - begin;
     if (length == 0) continue;
     if (!runs.empty() && runs.back().length == length)
       ++runs.back().count;
@@ -78,10 +56,6 @@ std::vector<Run> runs_of(c10::ArrayRef<int32_t> offsets) {
       runs.push_back({begin, 1, length});
   }
   return runs;
-}
-
-std::vector<Run> runs_of(const at::Tensor& offsets) {
-  return runs_of({offsets.const_data_ptr<int32_t>(), static_cast<size_t>(offsets.numel())});
 }
 
 // One autograd node for all documents. With one node per document, each would fill a gradient for all tokens.
@@ -130,38 +104,6 @@ at::Tensor on_cuda(const at::Tensor& q_THK, const at::Tensor& k_THK, const at::T
                          offsets, longest, longest, 0.0, kCausalMask, /*compute_log_sumexp=*/true))
       .squeeze(0);
 }
-
-void check_offsets(const at::Tensor& offsets, int64_t tokens) {
-  bool fits = offsets.numel() > 0;
-  int32_t last = 0;
-  if (fits) {
-    const c10::ArrayRef<int32_t> values(offsets.const_data_ptr<int32_t>(),
-                                        static_cast<size_t>(offsets.numel()));
-    fits = values.front() == 0 && values.back() == tokens;
-    for (const int32_t value : values) {
-      fits = fits && value >= last;
-      last = value;
-    }
-  }
-  TORCH_CHECK(fits, "document_attention: expected offsets that rise from 0 to the ", tokens, " tokens");
-}
-
-}  // namespace
-
-at::Tensor document_attention(const at::Tensor& q_THK, const at::Tensor& k_THK, const at::Tensor& v_THK,
-                              const at::Tensor& offsets, int64_t longest) {
-  TORCH_CHECK(q_THK.dim() == 3 && k_THK.sizes() == q_THK.sizes() && v_THK.sizes() == q_THK.sizes(),
-              "document_attention: expected q, k and v of one shape [T, H, K], got ", q_THK.sizes(), ", ",
-              k_THK.sizes(), " and ", v_THK.sizes());
-  TORCH_CHECK(offsets.dim() == 1 && offsets.scalar_type() == at::kInt && offsets.device() == q_THK.device(),
-              "document_attention: expected offsets int32 [n + 1] on ", q_THK.device(), ", got ",
-              offsets.scalar_type(), " ", offsets.sizes(), " on ", offsets.device());
-  if (!q_THK.is_cpu()) return on_cuda(q_THK, k_THK, v_THK, offsets, longest);
-  check_offsets(offsets, q_THK.size(0));
-  return DocumentAttention::apply(q_THK, k_THK, v_THK, offsets.contiguous());
-}
-
-namespace {
 
 constexpr int64_t kCachedNumbers = int64_t{1} << 16;
 constexpr int64_t kTogether = 4;  // values that are added to a sum at once
@@ -237,6 +179,32 @@ void append(const at::Tensor& x_TGK, const CachedSequence& sequence, const at::T
 
 }  // namespace
 
+at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal) {
+  TORCH_CHECK(q.dim() == 4 && k.sizes() == q.sizes() && v.sizes() == q.sizes(),
+              "self_attention: expected q, k and v of one shape [B, H, L, K], got ", q.sizes(), ", ",
+              k.sizes(), " and ", v.sizes());
+  const bool has_kernel = q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16;
+  if (q.is_cpu() && has_kernel && q.numel() > 0) return CpuAttention::apply(q, k, v, causal);
+  return at::scaled_dot_product_attention(q, k, v, std::nullopt, 0.0, causal);
+}
+
+at::Tensor document_attention(const at::Tensor& q_THK, const at::Tensor& k_THK, const at::Tensor& v_THK,
+                              const at::Tensor& offsets, int64_t longest) {
+  TORCH_CHECK(q_THK.dim() == 3 && k_THK.sizes() == q_THK.sizes() && v_THK.sizes() == q_THK.sizes(),
+              "document_attention: expected q, k and v of one shape [T, H, K], got ", q_THK.sizes(), ", ",
+              k_THK.sizes(), " and ", v_THK.sizes());
+  TORCH_CHECK(offsets.dim() == 1 && offsets.scalar_type() == at::kInt && offsets.device() == q_THK.device(),
+              "document_attention: expected offsets int32 [n + 1] on ", q_THK.device(), ", got ",
+              offsets.scalar_type(), " ", offsets.sizes(), " on ", offsets.device());
+  if (!q_THK.is_cpu()) return on_cuda(q_THK, k_THK, v_THK, offsets, longest);
+  const int64_t T = q_THK.size(0);
+  const c10::ArrayRef<int32_t> begins(offsets.const_data_ptr<int32_t>(), offsets.numel());
+  TORCH_CHECK(!begins.empty() && begins.front() == 0 && begins.back() == T &&
+                  std::is_sorted(begins.begin(), begins.end()),
+              "document_attention: expected offsets that rise from 0 to the ", T, " tokens");
+  return DocumentAttention::apply(q_THK, k_THK, v_THK, offsets.contiguous());
+}
+
 void cached_attention(const at::Tensor& q_THK, const at::Tensor& k_TGK, const at::Tensor& v_TGK,
                       std::span<const CachedSequence> sequences, const at::Tensor& y_THK) {
   const int64_t H = q_THK.size(1), G = k_TGK.size(1), K = q_THK.size(2);
@@ -253,9 +221,9 @@ void cached_attention(const at::Tensor& q_THK, const at::Tensor& k_TGK, const at
     const auto* q = q_THK.const_data_ptr<Scalar>();
     auto* y = y_THK.mutable_data_ptr<Scalar>();
     at::parallel_for(0, static_cast<int64_t>(sequences.size()) * H, grain, [&](int64_t begin, int64_t end) {
-      std::vector<float> scores(static_cast<size_t>(longest)), sums(static_cast<size_t>(K));
+      std::vector<float> scores(longest), sums(K);
       for (int64_t i = begin; i < end; ++i) {
-        const CachedSequence& sequence = sequences[static_cast<size_t>(i / H)];
+        const CachedSequence& sequence = sequences[i / H];
         const int64_t h = i % H, g = h / (H / G), at = (sequence.row * H + h) * K;
         const int64_t from = (g * sequence.k_GLK.size(1) + sequence.first) * K;
         const CachedHead<Scalar> head{q + at,

@@ -1,11 +1,13 @@
-// Self-attention: in fp32 and bf16 on a CPU by attention_tiles_cpu.h, otherwise by libtorch's kernels.
+// Self-attention: in fp32 and bf16 on a CPU by attention_tiles_cpu.cpp, otherwise by libtorch's kernels.
 #pragma once
 
+#include <array>
 #include <span>
 
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp::ops {
+
 // Softmax attention with scale 1 / sqrt(K). Each token attends to all tokens, or with `causal` to itself and
 // the tokens before it. Differentiable.
 //
@@ -14,11 +16,9 @@ namespace dtopp::ops {
 // Throws:        c10::Error "self_attention: …" if the shapes differ
 at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal);
 
-// Self-attention within documents that are concatenated in one sequence. A CPU runs attention_tiles_cpu.h
-// once per run of equally long documents, a CUDA device one of libtorch's kernels for all.
-
-// Causal self-attention (attention.h): each token attends to itself and the earlier tokens of its own
-// document. Differentiable.
+// Causal self-attention within documents that are concatenated in one sequence: each token attends to itself
+// and the earlier tokens of its own document. A CPU runs attention_tiles_cpu.cpp once per run of equally long
+// documents, a CUDA device one of libtorch's kernels for all. Differentiable.
 //
 // Shapes:        q, k, v [T, H, K]; offsets int32 [n + 1] on their device: the start of each of n documents,
 //                then T
@@ -28,14 +28,14 @@ at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 at::Tensor document_attention(const at::Tensor& q_THK, const at::Tensor& k_THK, const at::Tensor& v_THK,
                               const at::Tensor& offsets, int64_t longest);
 
-// Attention of one token per sequence to the cached keys and values of its sequence, for generation on a CPU.
-
 struct CachedSequence {
   int64_t row;              // of the sequence's token in q, k, v and y
   at::Tensor k_GLK, v_GLK;  // the cache, contiguous; its capacity includes the token
   int64_t first, position;  // the token attends to [first, position]; `position` is its own
 };
 
+// Attention of one token per sequence to the cached keys and values of its sequence, for generation on a CPU.
+//
 // Writes k[row] and v[row] to the cache of each sequence. Then y[row] = softmax(q[row] k^T / sqrt(K)) v over
 // its keys and values. The scores and sums are fp32. A row does not depend on the other sequences.
 //
@@ -43,5 +43,23 @@ struct CachedSequence {
 //                or bf16
 void cached_attention(const at::Tensor& q_THK, const at::Tensor& k_TGK, const at::Tensor& v_TGK,
                       std::span<const CachedSequence> sequences, const at::Tensor& y_THK);
+
+// Self-attention on a CPU, forward and backward, without autograd. fp32 and bf16 are multiplied on dtopp's
+// tiles. libtorch computes heads of more than 256 numbers.
+
+// The result of attention, and the logarithm of each token's sum of exponentials.
+struct AttentionResult {
+  at::Tensor y_BHLK, logsumexp_BHL;
+};
+
+// self_attention. Results do not depend on the number of threads.
+//
+// Preconditions: q, k, v [B, H, L, K] of one shape, on a CPU, not empty
+AttentionResult attention_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal);
+
+// Returns the gradients of q, k and v.
+std::array<at::Tensor, 3> attention_backward_cpu(const at::Tensor& grad_y, const at::Tensor& q,
+                                                 const at::Tensor& k, const at::Tensor& v,
+                                                 const AttentionResult& result, bool causal);
 
 }  // namespace dtopp::ops

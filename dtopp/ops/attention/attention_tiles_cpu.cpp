@@ -1,48 +1,183 @@
-// Each thread takes blocks of queries. It computes the scores of a strip of queries and a block of keys,
-// replaces them by exponentials relative to the highest score so far, and adds their products with the
+// Forward: each thread takes blocks of queries. It computes the scores of a strip of queries and a block of
+// keys, replaces them by exponentials relative to the highest score so far, and adds their products with the
 // values.
-#include "dtopp/ops/attention/attention_tiles_cpu.h"
-
+//
+// Backward: each thread takes heads. It forms scores and their gradients transposed, with a row per key, in
+// tiles that stay in the first-level cache. Thus both are left operands of the gradients of v and k. A
+// transposition of each strip of queries makes the gradients of the scores the left operand of the gradient
+// of q.
+//
+// The kinds of tiles are bf16 on a CPU that multiplies bf16, and float for fp32 and for bf16 on other CPUs.
+#include <bit>
+#include <cmath>
 #include <limits>
 
 #include <ATen/record_function.h>
 
+#include "dtopp/ops/attention/attention.h"
+#include "dtopp/ops/gemm/cpu_kernel.h"
 #include "dtopp/ops/gemm/linear.h"
 
 namespace dtopp::ops {
+namespace attention_tiles {
 namespace {
+
+constexpr int64_t kTile = 64;                 // rows and columns of a tile of scores
+constexpr int64_t kLargestHead = kTileDepth;  // a packed row of a head must be one block of float tiles
+
+struct AttentionSizes {
+  int64_t B, H, L, K;
+  bool causal;
+
+  AttentionSizes(const at::Tensor& q_BHLK, bool is_causal)
+      : B(q_BHLK.size(0)), H(q_BHLK.size(1)), L(q_BHLK.size(2)), K(q_BHLK.size(3)), causal(is_causal) {}
+
+  float scale() const { return 1 / std::sqrt(static_cast<float>(K)); }
+  int64_t width() const { return round_up(K, kTile); }  // of a row of sums
+
+  // Memory for a tensor [B, H, L, K]. The heads of a token lie side by side, as projections expect them.
+  at::Tensor empty(const at::TensorOptions& options) const {
+    return at::empty({B, L, H, K}, options).transpose(1, 2);
+  }
+};
+
+// The rows of one head, `stride` numbers apart.
+template <typename Scalar>
+struct Rows {
+  Scalar* first;
+  int64_t stride;
+
+  Scalar* operator()(int64_t i) const { return first + i * stride; }
+};
+
+// The heads of a tensor [B, H, L, K].
+template <typename Scalar>
+struct Heads {
+  at::Tensor x_BHLK;
+
+  explicit Heads(const at::Tensor& x) : x_BHLK(x.stride(-1) == 1 ? x : x.contiguous()) {}
+
+  Rows<Scalar> of(int64_t head) const {  // head < B H
+    const int64_t H = x_BHLK.size(1);
+    return {x_BHLK.data_ptr<Scalar>() + head / H * x_BHLK.stride(0) + head % H * x_BHLK.stride(1),
+            x_BHLK.stride(2)};
+  }
+};
+
+// A left operand is packed by rows, row_stride(K) numbers apart. A right operand is packed in panels of
+// panel() columns; column n begins at number n * depth(K), if n is a multiple of panel().
+//
+//   kForwardBlock   queries, and keys, of a block in the forward pass; at most kTileDepth for float tiles
+//   kBase           factor of exponents: log2(e) if powers are of 2
+template <typename Tiles>
+struct Kind;
+
+template <>
+struct Kind<Bfloat16Tiles> {
+  using Tiles = Bfloat16Tiles;
+  using Number = c10::BFloat16;
+  static constexpr int64_t kForwardBlock = 512;
+  static constexpr float kBase = kLog2E;
+
+  static int64_t panel() { return kPanelColumns; }
+  static int64_t depth(int64_t K) { return Tiles::depth(K); }
+  static int64_t row_stride(int64_t K) { return Tiles::left_stride(K); }
+
+  // C [M, N] = A B, or += if `add`, for M up to kTile. A's rows are `stride` numbers apart and B's panels
+  // `step`. C has whole tiles.
+  template <Order kOrder>
+  static void multiply(const Number* A, int64_t stride, const Number* B, int64_t step, int64_t M, int64_t N,
+                       int64_t K, bool add, float* C, int64_t ldc) {
+    for (int64_t n = 0; n < N; n += kTile)
+      MatrixUnit::multiply(round_up(M, Tiles::kUnit), kTile, depth(K), stride, kTile, ldc, add, A,
+                           B + n / kTile * step, C + n);
+  }
+
+  // See Bfloat16Loops.
+  static float softmax(float* scores, int64_t count, int64_t padded, float scale, float& highest,
+                       Number* weights) {
+    return bfloat16_loops().softmax(scores, count, padded, scale * kBase, highest, weights);
+  }
+  static void softmax_gradients(const float* tile, const float* d_tile, int64_t rows,
+                                const SoftmaxGradients<Number>& to) {
+    bfloat16_loops().softmax_gradients(tile, d_tile, rows, to);
+  }
+};
+
+template <>
+struct Kind<VectorTiles<float>> {
+  using Tiles = VectorTiles<float>;
+  using Number = float;
+  static constexpr int64_t kForwardBlock = 256;
+  static constexpr float kBase = 1;
+
+  static int64_t panel() { return Tiles::shape().columns; }
+  static int64_t depth(int64_t K) { return K; }
+  static int64_t row_stride(int64_t /*K*/) { return kStripStride; }
+
+  template <Order kOrder>
+  static void multiply(const Number* A, int64_t /*stride*/, const Number* B, int64_t step, int64_t M,
+                       int64_t N, int64_t K, bool add, float* C, int64_t ldc) {
+    for (int64_t n = 0, columns = panel(); n < N; n += columns, B += step)
+      Tiles::multiply<kOrder>(A, B, M, std::min(columns, N - n), K, C + n, ldc, add);
+  }
+
+  [[gnu::always_inline]] static float softmax(float* scores, int64_t count, int64_t padded, float scale,
+                                              float& highest, Number* weights) {
+    int32_t most = ordered(std::bit_cast<int32_t>(highest));
+#pragma omp simd reduction(max : most)
+    for (int64_t i = 0; i < count; ++i) most = std::max(most, ordered(std::bit_cast<int32_t>(scores[i])));
+    const auto largest = std::bit_cast<float>(ordered(most));
+    float total = 0;
+#pragma omp simd reduction(+ : total)
+    for (int64_t i = 0; i < count; ++i) {
+      weights[i] = fast_exp(scale * (scores[i] - largest));
+      total += weights[i];
+    }
+    std::fill(weights + count, weights + std::max(count, padded), 0.0F);
+    highest = largest;
+    return total;
+  }
+
+  static void softmax_gradients(const float* tile, const float* d_tile, int64_t rows,
+                                const SoftmaxGradients<Number>& to) {
+    run_widest([&] {
+      for (int64_t j = 0; j < rows; ++j, tile += kTile, d_tile += kTile) {
+        float *weights = to.weights + j * to.stride, *d_scores = to.d_scores + j * to.stride;
+        const float *logsumexp = to.logsumexp, *means = to.means, scale = to.scale;
+#pragma omp simd
+        for (int64_t i = 0; i < kTile; ++i) {
+          const float weight = fast_exp(scale * tile[i] - logsumexp[i]);
+          weights[i] = weight;
+          d_scores[i] = scale * weight * (d_tile[i] - means[i]);
+        }
+        if (!to.diagonal) continue;
+        std::fill_n(weights, j, 0.0F);
+        std::fill_n(d_scores, j, 0.0F);
+      }
+    });
+  }
+
+ private:
+  // Floats as integers of the same order; NaNs are the highest. It is its own inverse.
+  [[gnu::always_inline]] static int32_t ordered(int32_t bits) { return bits ^ (bits >> 31 & 0x7FFFFFFF); }
+};
+
+// Calls `body` with a number of the tensor's type, float or bf16, and the tiles that multiply it.
+template <typename Body>
+void dispatch_kind(const at::Tensor& q, const Body& body) {
+  if (q.scalar_type() == at::kFloat) return body(float{}, VectorTiles<float>{});
+  if (MatrixUnit::available()) return body(c10::BFloat16{}, Bfloat16Tiles{});
+  body(c10::BFloat16{}, VectorTiles<float>{});
+}
 
 // Tiles hold heads of kLargestHead numbers at most.
 bool multiplies_in_tiles(const at::Tensor& q) {
-  const bool fits = q.size(3) <= attention_tiles::kLargestHead;
+  const bool fits = q.size(3) <= kLargestHead;
   return fits && (q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16);
 }
 
 bool widens(const at::Tensor& q) { return q.scalar_type() == at::kBFloat16 && !has_bf16_matmul(q.device()); }
-
-}  // namespace
-
-AttentionResult attention_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal) {
-  if (multiplies_in_tiles(q)) return attention_in_tiles(q, k, v, causal);
-  const at::ScalarType type = widens(q) ? at::kFloat : q.scalar_type();
-  const auto [y, lse] =
-      at::_scaled_dot_product_flash_attention_for_cpu(q.to(type), k.to(type), v.to(type), 0.0, causal);
-  return {y.to(q.scalar_type()), lse};
-}
-
-std::array<at::Tensor, 3> attention_backward_cpu(const at::Tensor& grad_y, const at::Tensor& q,
-                                                 const at::Tensor& k, const at::Tensor& v,
-                                                 const AttentionResult& result, bool causal) {
-  if (multiplies_in_tiles(q)) return attention_backward_in_tiles(grad_y, q, k, v, result, causal);
-  const at::ScalarType type = widens(q) ? at::kFloat : q.scalar_type();
-  const auto [grad_q, grad_k, grad_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      grad_y.to(type), q.to(type), k.to(type), v.to(type), result.y_BHLK.to(type), result.logsumexp_BHL, 0.0,
-      causal);
-  return {grad_q.to(q.scalar_type()), grad_k.to(q.scalar_type()), grad_v.to(q.scalar_type())};
-}
-
-namespace attention_tiles {
-namespace {
 
 struct Softmax {
   float highest = -std::numeric_limits<float>::infinity();  // score
@@ -150,28 +285,6 @@ void attend_to_all(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   });
 }
 
-}  // namespace
-}  // namespace attention_tiles
-
-AttentionResult attention_in_tiles(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                   bool causal) {
-  using namespace attention_tiles;
-  RECORD_FUNCTION("dtopp::attention", (std::array<c10::IValue, 5>{q, k, v, 0.0, causal}));
-  const AttentionSizes s(q, causal);
-  AttentionResult out{s.empty(q.options()), at::empty({s.B, s.H, s.L}, q.options().dtype(at::kFloat))};
-  dispatch_kind(
-      q, [&](auto scalar, auto tiles) { attend_to_all<decltype(scalar), decltype(tiles)>(q, k, v, s, out); });
-  RECORD_OUTPUTS(at::TensorList(out.y_BHLK));
-  return out;
-}
-
-// Each thread takes heads. It forms scores and their gradients transposed, with a row per key, in tiles that
-// stay in the first-level cache. Thus both are left operands of the gradients of v and k. A transposition of
-// each strip of queries makes the gradients of the scores the left operand of the gradient of q.
-
-namespace attention_tiles {
-namespace {
-
 constexpr int64_t kBlock = 256;  // queries, and keys, that are multiplied at once
 static_assert(kBlock <= kTileDepth);
 
@@ -213,25 +326,20 @@ struct BackwardHead {
   const float* logsumexp_L;
 };
 
-template <typename Scalar>
-void prefetch_rows(const Scalar* a, const Scalar* b, int64_t count) {
-  constexpr int64_t kLine = 64 / sizeof(Scalar);
-  for (int64_t i = 0; i < count; i += kLine) {
-    __builtin_prefetch(a + i);
-    __builtin_prefetch(b + i);
-  }
-}
-
 // Fills the numbers per query: its logsumexp, and the sum of grad_y y, which is the mean gradient of the
 // weights. They are 0 for the padding of the last tile, as are its scores. Thus its exponentials stay finite.
 template <typename Scalar, typename Tiles>
 void fill_means(const BackwardHead<Scalar>& in, const AttentionSizes& s, const BackwardBuffers<Tiles>& own) {
   constexpr int64_t kAhead = 16;  // the rows of a head lie apart, so the processor does not prefetch them
+  constexpr int64_t kLine = 64 / sizeof(Scalar);
   float *means = own.means.of(0), *logsumexp = own.logsumexp.of(0);
   run_widest([&] {
     for (int64_t l = 0; l < s.L; ++l) {
       const Scalar *y = in.y(l), *grad = in.grad_y(l);
-      if (l + kAhead < s.L) prefetch_rows(in.y(l + kAhead), in.grad_y(l + kAhead), s.K);
+      for (int64_t i = 0; l + kAhead < s.L && i < s.K; i += kLine) {
+        __builtin_prefetch(in.y(l + kAhead) + i);
+        __builtin_prefetch(in.grad_y(l + kAhead) + i);
+      }
       float sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (int64_t i = 0; i < s.K; ++i) sum += load(y[i]) * load(grad[i]);
@@ -346,11 +454,34 @@ void backward_of_all(const std::array<at::Tensor, 8>& tensors, const at::Tensor&
 }  // namespace
 }  // namespace attention_tiles
 
-std::array<at::Tensor, 3> attention_backward_in_tiles(const at::Tensor& grad_y, const at::Tensor& q,
-                                                      const at::Tensor& k, const at::Tensor& v,
-                                                      const AttentionResult& result, bool causal) {
+AttentionResult attention_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal) {
+  using namespace attention_tiles;
+  if (!multiplies_in_tiles(q)) {
+    const at::ScalarType type = widens(q) ? at::kFloat : q.scalar_type();
+    const auto [y, lse] =
+        at::_scaled_dot_product_flash_attention_for_cpu(q.to(type), k.to(type), v.to(type), 0.0, causal);
+    return {y.to(q.scalar_type()), lse};
+  }
+  RECORD_FUNCTION("dtopp::attention", (std::array<c10::IValue, 5>{q, k, v, 0.0, causal}));
+  const AttentionSizes s(q, causal);
+  AttentionResult out{s.empty(q.options()), at::empty({s.B, s.H, s.L}, q.options().dtype(at::kFloat))};
+  dispatch_kind(
+      q, [&](auto scalar, auto tiles) { attend_to_all<decltype(scalar), decltype(tiles)>(q, k, v, s, out); });
+  RECORD_OUTPUTS(at::TensorList(out.y_BHLK));
+  return out;
+}
+
+std::array<at::Tensor, 3> attention_backward_cpu(const at::Tensor& grad_y, const at::Tensor& q,
+                                                 const at::Tensor& k, const at::Tensor& v,
+                                                 const AttentionResult& result, bool causal) {
   using namespace attention_tiles;
   const at::Tensor &y = result.y_BHLK, &logsumexp = result.logsumexp_BHL;
+  if (!multiplies_in_tiles(q)) {
+    const at::ScalarType type = widens(q) ? at::kFloat : q.scalar_type();
+    const auto [grad_q, grad_k, grad_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        grad_y.to(type), q.to(type), k.to(type), v.to(type), y.to(type), logsumexp, 0.0, causal);
+    return {grad_q.to(q.scalar_type()), grad_k.to(q.scalar_type()), grad_v.to(q.scalar_type())};
+  }
   RECORD_FUNCTION("dtopp::attention_backward",
                   (std::array<c10::IValue, 8>{grad_y, q, k, v, y, logsumexp, 0.0, causal}));
   const AttentionSizes s(q, causal);

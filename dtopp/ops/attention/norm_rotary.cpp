@@ -1,19 +1,13 @@
 #include "dtopp/ops/attention/norm_rotary.h"
 
-#include <vector>
-
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include "dtopp/ops/core/call_op.h"
-#include "dtopp/ops/core/check_tensor.h"
 #include "dtopp/ops/gemm/cpu_kernel.h"
 #include "dtopp/ops/norm/norm_row_cpu.h"
 
 namespace dtopp::ops {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 using Forward = at::Tensor(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
                            const at::Tensor& sin_TK, double eps, bool centered);
@@ -41,89 +35,10 @@ struct NormRotaryFunction : torch::autograd::Function<NormRotaryFunction> {
   }
 };
 
-at::Tensor rotate(const at::Tensor& x_THK, const at::Tensor& cos_TK, const at::Tensor& sin_TK) {
-  const at::Tensor x = x_THK.to(cos_TK.scalar_type());
-  const auto halves = x.chunk(2, -1);
-  const at::Tensor rotated = at::cat({halves[1].neg(), halves[0]}, -1);
-  return (x * cos_TK.unsqueeze(1) + rotated * sin_TK.unsqueeze(1)).to(x_THK.scalar_type());
-}
-
-}  // namespace
-
-void check_norm_rotary(const char* op, const at::Tensor& x_TD, const at::Tensor& gain_N,
-                       const at::Tensor& cos_TK, const at::Tensor& sin_TK) {
-  const auto dtype = x_TD.scalar_type();
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, op,
-              ": expected x of dtype float32 or bfloat16, got ", dtype);
-  TORCH_CHECK(x_TD.dim() == 2, op, ": expected x of shape [tokens, hidden], got ", x_TD.sizes());
-  const int64_t tokens = x_TD.size(0), hidden = x_TD.size(1);
-  const Expected like_x{dtype, x_TD.device()}, angles{at::kFloat, x_TD.device()};
-  const int64_t width = cos_TK.dim() == 2 ? cos_TK.size(1) : 0;
-  TORCH_CHECK(width > 0 && width % 2 == 0 && hidden % width == 0, op, ": expected cos of shape [", tokens,
-              ", K], K even and a divisor of ", hidden, ", got ", cos_TK.sizes());
-  const int64_t size = gain_N.dim() == 1 ? gain_N.size(0) : 0;
-  TORCH_CHECK(size > 0 && size % width == 0 && hidden % size == 0, op,
-              ": expected gain of shape [N], N a divisor of ", hidden, " and a multiple of ", width, ", got ",
-              gain_N.sizes());
-  check_tensor(op, "gain", gain_N, like_x, {size});
-  check_tensor(op, "cos", cos_TK, angles, {tokens, width});
-  check_tensor(op, "sin", sin_TK, angles, {tokens, width});
-}
-
-void check_norm_rotary_backward(const at::Tensor& grad_y_THK, const at::Tensor& x_TD,
-                                const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                                const at::Tensor& sin_TK) {
-  check_norm_rotary("norm_rotary_backward", x_TD, gain_N, cos_TK, sin_TK);
-  const int64_t width = cos_TK.size(1);
-  check_tensor("norm_rotary_backward", "grad_y", grad_y_THK, {x_TD.scalar_type(), x_TD.device()},
-               {x_TD.size(0), x_TD.size(1) / width, width});
-}
-
-at::Tensor norm_rotary(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                       const at::Tensor& sin_TK, int64_t num_heads, double eps, bool centered) {
-  TORCH_CHECK(x_TD.dim() == 2 && x_TD.size(1) == num_heads * cos_TK.size(1) && cos_TK.size(1) % 2 == 0 &&
-                  cos_TK.size(0) == x_TD.size(0) && sin_TK.sizes() == cos_TK.sizes() && gain_N.dim() == 1 &&
-                  gain_N.size(0) > 0 && x_TD.size(1) % gain_N.size(0) == 0,
-              "norm_rotary: expected x [T, D], gain of a divisor of D, and cos and sin [T, D / ", num_heads,
-              "], got ", x_TD.sizes(), ", ", gain_N.sizes(), ", ", cos_TK.sizes(), " and ", sin_TK.sizes());
-  const bool own = x_TD.scalar_type() == at::kFloat || x_TD.scalar_type() == at::kBFloat16;
-  if (own && !at::GradMode::is_enabled())
-    return call_op<"dtopp::norm_rotary_forward", Forward>(x_TD, gain_N, cos_TK, sin_TK, eps, centered);
-  if (own) return NormRotaryFunction::apply(x_TD, gain_N, cos_TK, sin_TK, eps, centered);
-  const at::Tensor x_TGN = x_TD.view({x_TD.size(0), x_TD.size(1) / gain_N.size(0), gain_N.size(0)});
-  const at::Tensor normal = centered ? at::layer_norm(x_TGN, gain_N.sizes(), gain_N, {}, eps)
-                                     : at::rms_norm(x_TGN, gain_N.sizes(), gain_N, eps);
-  return rotate(normal.view({x_TD.size(0), num_heads, cos_TK.size(1)}), cos_TK, sin_TK);
-}
-
-TORCH_LIBRARY_FRAGMENT(dtopp, m) {
-  m.def(
-      "norm_rotary_forward(Tensor x_TD, Tensor gain_N, Tensor cos_TK, Tensor sin_TK, float eps, "
-      "bool centered=True) -> "
-      "Tensor y_THK");
-  m.def(
-      "norm_rotary_backward(Tensor grad_y_THK, Tensor x_TD, Tensor gain_N, Tensor cos_TK, Tensor sin_TK, "
-      "float eps, bool centered=True) -> (Tensor grad_x_TD, Tensor grad_gain_N)");
-}
-
-TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {
-  m.impl("norm_rotary_forward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("norm_rotary_backward", torch::autograd::autogradNotImplementedFallback());
-}
-
 // Processes one token at a time, while it is in cache: the standard deviation of each row of N numbers, the
 // normalized numbers and the rotation of each head. A token has D / N rows. Each of these is a loop over all
 // rows, so that the processor overlaps the sums of several rows. The backward pass recomputes the normalized
 // rows instead of saving them.
-
-namespace {
-
-// All tensors are contiguous.
-struct NormRotaryInputs {
-  at::Tensor x_TD, gain_N, cos_TK, sin_TK;
-  double eps;
-  bool centered;
-};
 
 // Per-thread copies of a token's rows, 1 / sigma of each row, and the sum of the gain's gradient over the
 // thread's tokens.
@@ -138,8 +53,8 @@ template <typename Scalar>
 struct Tokens {
   const Scalar *x_TD, *gain_N;
   const float *cos_TK, *sin_TK;
-  int64_t hidden, width;  // N, K
-  int64_t rows;           // of a token
+  int64_t tokens, hidden, width;  // T, N, K
+  int64_t rows;                   // of a token
   float eps;
   bool centered;
 
@@ -209,28 +124,29 @@ template <typename Scalar>
   }
 }
 
-template <typename Scalar>
-Tokens<Scalar> tokens_of(const NormRotaryInputs& in) {
-  return {in.x_TD.const_data_ptr<Scalar>(),
-          in.gain_N.const_data_ptr<Scalar>(),
-          in.cos_TK.const_data_ptr<float>(),
-          in.sin_TK.const_data_ptr<float>(),
-          in.gain_N.size(0),
-          in.cos_TK.size(1),
-          in.x_TD.size(1) / in.gain_N.size(0),
-          static_cast<float>(in.eps),
-          in.centered};
+// Calls body(tokens) with the inputs as contiguous numbers of x's type.
+template <typename Body>
+void with_tokens(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
+                 const at::Tensor& sin_TK, double eps, bool centered, const Body& body) {
+  const at::Tensor x = x_TD.contiguous(), gain = gain_N.contiguous(), cos = cos_TK.contiguous(),
+                   sin = sin_TK.contiguous();
+  dispatch_scalar(x, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    body(Tokens<Scalar>{x.const_data_ptr<Scalar>(), gain.const_data_ptr<Scalar>(),
+                        cos.const_data_ptr<float>(), sin.const_data_ptr<float>(), x.size(0), gain.size(0),
+                        cos.size(1), x.size(1) / gain.size(0), static_cast<float>(eps), centered});
+  });
 }
 
 // Calls body(token, buffers) for each token. Returns the buffers of the threads' shares in their order.
-template <typename Body>
-std::vector<TokenBuffers> for_tokens(const NormRotaryInputs& in, const Body& body) {
-  const int64_t tokens = in.x_TD.size(0), hidden = in.gain_N.size(0), shares = thread_shares(tokens);
-  std::vector<TokenBuffers> buffers(shares, TokenBuffers(hidden, in.x_TD.size(1) / hidden));
+template <typename Scalar, typename Body>
+std::vector<TokenBuffers> for_tokens(const Tokens<Scalar>& in, const Body& body) {
+  const int64_t shares = thread_shares(in.tokens);
+  std::vector<TokenBuffers> buffers(shares, TokenBuffers(in.hidden, in.rows));
   at::parallel_for(0, shares, 1, [&](int64_t first, int64_t last) {
     for (int64_t share = first; share < last; ++share) {
       run_widest([&] {
-        for (int64_t t = tokens * share / shares; t < tokens * (share + 1) / shares; ++t)
+        for (int64_t t = in.tokens * share / shares; t < in.tokens * (share + 1) / shares; ++t)
           body(t, buffers[share]);
       });
     }
@@ -241,18 +157,15 @@ std::vector<TokenBuffers> for_tokens(const NormRotaryInputs& in, const Body& bod
 at::Tensor norm_rotary_cpu(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
                            const at::Tensor& sin_TK, double eps, bool centered) {
   check_norm_rotary("norm_rotary_forward", x_TD, gain_N, cos_TK, sin_TK);
-  const NormRotaryInputs in{
-      x_TD.contiguous(), gain_N.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centered};
-  const int64_t width = in.cos_TK.size(1);
-  at::Tensor y_THK = at::empty({in.x_TD.size(0), in.x_TD.size(1) / width, width}, in.x_TD.options());
-  dispatch_scalar(in.x_TD, [&](auto scalar) {
-    using Scalar = decltype(scalar);
-    const auto tokens = tokens_of<Scalar>(in);
-    auto* y = y_THK.mutable_data_ptr<Scalar>();
-    for_tokens(in, [&](int64_t t, TokenBuffers& buffers) {
-      forward_token(tokens, t, buffers, y + t * tokens.numbers());
-    });
-  });
+  const int64_t width = cos_TK.size(1);
+  at::Tensor y_THK = at::empty({x_TD.size(0), x_TD.size(1) / width, width}, x_TD.options());
+  with_tokens(x_TD, gain_N, cos_TK, sin_TK, eps, centered,
+              [&]<typename Scalar>(const Tokens<Scalar>& tokens) {
+                auto* y = y_THK.mutable_data_ptr<Scalar>();
+                for_tokens(tokens, [&](int64_t t, TokenBuffers& buffers) {
+                  forward_token(tokens, t, buffers, y + t * tokens.numbers());
+                });
+              });
   return y_THK;
 }
 
@@ -262,28 +175,80 @@ std::tuple<at::Tensor, at::Tensor> norm_rotary_backward_cpu(const at::Tensor& gr
                                                             const at::Tensor& sin_TK, double eps,
                                                             bool centered) {
   check_norm_rotary_backward(grad_y, x_TD, gain_N, cos_TK, sin_TK);
-  const NormRotaryInputs in{
-      x_TD.contiguous(), gain_N.contiguous(), cos_TK.contiguous(), sin_TK.contiguous(), eps, centered};
   const at::Tensor grad_y_THK = grad_y.contiguous();
-  const int64_t hidden = in.gain_N.size(0);
-  at::Tensor grad_x_TD = at::empty_like(in.x_TD), grad_gain_N = at::zeros({hidden}, at::kFloat);
-  dispatch_scalar(in.x_TD, [&](auto scalar) {
-    using Scalar = decltype(scalar);
-    const auto tokens = tokens_of<Scalar>(in);
-    const auto* grad_y = grad_y_THK.const_data_ptr<Scalar>();
-    auto* grad_x = grad_x_TD.mutable_data_ptr<Scalar>();
-    const auto shares = for_tokens(in, [&](int64_t t, TokenBuffers& buffers) {
-      backward_token(tokens, t, grad_y + t * tokens.numbers(), buffers, grad_x + t * tokens.numbers());
-    });
-    auto* grad_gain = grad_gain_N.mutable_data_ptr<float>();
-    for (const TokenBuffers& share : shares) {
-      for (int64_t d = 0; d < hidden; ++d) grad_gain[d] += share.grad_gain_N[d];
-    }
-  });
-  return {grad_x_TD, grad_gain_N.to(in.gain_N.scalar_type())};
+  at::Tensor grad_x_TD = at::empty(x_TD.sizes(), x_TD.options());
+  at::Tensor grad_gain_N = at::zeros(gain_N.sizes(), at::kFloat);
+  with_tokens(
+      x_TD, gain_N, cos_TK, sin_TK, eps, centered, [&]<typename Scalar>(const Tokens<Scalar>& tokens) {
+        const auto* grad_y = grad_y_THK.const_data_ptr<Scalar>();
+        auto* grad_x = grad_x_TD.mutable_data_ptr<Scalar>();
+        const auto shares = for_tokens(tokens, [&](int64_t t, TokenBuffers& buffers) {
+          backward_token(tokens, t, grad_y + t * tokens.numbers(), buffers, grad_x + t * tokens.numbers());
+        });
+        auto* grad_gain = grad_gain_N.mutable_data_ptr<float>();
+        for (const TokenBuffers& share : shares) {
+          for (int64_t d = 0; d < tokens.hidden; ++d) grad_gain[d] += share.grad_gain_N[d];
+        }
+      });
+  return {grad_x_TD, grad_gain_N.to(gain_N.scalar_type())};
 }
 
 }  // namespace
+
+void check_norm_rotary(const char* op, const at::Tensor& x_TD, const at::Tensor& gain_N,
+                       const at::Tensor& cos_TK, const at::Tensor& sin_TK) {
+  const auto dtype = x_TD.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, op,
+              ": expected x of dtype float32 or bfloat16, got ", dtype);
+  TORCH_CHECK(x_TD.dim() == 2, op, ": expected x of shape [tokens, hidden], got ", x_TD.sizes());
+  const int64_t tokens = x_TD.size(0), hidden = x_TD.size(1);
+  const Expected like_x{dtype, x_TD.device()}, angles{at::kFloat, x_TD.device()};
+  const int64_t width = cos_TK.dim() == 2 ? cos_TK.size(1) : 0;
+  TORCH_CHECK(width > 0 && width % 2 == 0 && hidden % width == 0, op, ": expected cos of shape [", tokens,
+              ", K], K even and a divisor of ", hidden, ", got ", cos_TK.sizes());
+  const int64_t size = gain_N.dim() == 1 ? gain_N.size(0) : 0;
+  TORCH_CHECK(size > 0 && size % width == 0 && hidden % size == 0, op,
+              ": expected gain of shape [N], N a divisor of ", hidden, " and a multiple of ", width, ", got ",
+              gain_N.sizes());
+  check_tensor(op, "gain", gain_N, like_x, {size});
+  check_tensor(op, "cos", cos_TK, angles, {tokens, width});
+  check_tensor(op, "sin", sin_TK, angles, {tokens, width});
+}
+
+void check_norm_rotary_backward(const at::Tensor& grad_y_THK, const at::Tensor& x_TD,
+                                const at::Tensor& gain_N, const at::Tensor& cos_TK,
+                                const at::Tensor& sin_TK) {
+  check_norm_rotary("norm_rotary_backward", x_TD, gain_N, cos_TK, sin_TK);
+  const int64_t width = cos_TK.size(1);
+  check_tensor("norm_rotary_backward", "grad_y", grad_y_THK, {x_TD.scalar_type(), x_TD.device()},
+               {x_TD.size(0), x_TD.size(1) / width, width});
+}
+
+at::Tensor norm_rotary(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
+                       const at::Tensor& sin_TK, int64_t num_heads, double eps, bool centered) {
+  TORCH_CHECK(x_TD.dim() == 2 && x_TD.size(1) == num_heads * cos_TK.size(1) && cos_TK.size(1) % 2 == 0 &&
+                  cos_TK.size(0) == x_TD.size(0) && sin_TK.sizes() == cos_TK.sizes() && gain_N.dim() == 1 &&
+                  gain_N.size(0) > 0 && x_TD.size(1) % gain_N.size(0) == 0,
+              "norm_rotary: expected x [T, D], gain of a divisor of D, and cos and sin [T, D / ", num_heads,
+              "], got ", x_TD.sizes(), ", ", gain_N.sizes(), ", ", cos_TK.sizes(), " and ", sin_TK.sizes());
+  if (!at::GradMode::is_enabled())
+    return call_op<"dtopp::norm_rotary_forward", Forward>(x_TD, gain_N, cos_TK, sin_TK, eps, centered);
+  return NormRotaryFunction::apply(x_TD, gain_N, cos_TK, sin_TK, eps, centered);
+}
+
+TORCH_LIBRARY_FRAGMENT(dtopp, m) {
+  m.def(
+      "norm_rotary_forward(Tensor x_TD, Tensor gain_N, Tensor cos_TK, Tensor sin_TK, float eps, bool "
+      "centered=True) -> Tensor y_THK");
+  m.def(
+      "norm_rotary_backward(Tensor grad_y_THK, Tensor x_TD, Tensor gain_N, Tensor cos_TK, Tensor sin_TK, "
+      "float eps, bool centered=True) -> (Tensor grad_x_TD, Tensor grad_gain_N)");
+}
+
+TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {
+  m.impl("norm_rotary_forward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("norm_rotary_backward", torch::autograd::autogradNotImplementedFallback());
+}
 
 TORCH_LIBRARY_IMPL(dtopp, CPU, m) {
   m.impl("norm_rotary_forward", norm_rotary_cpu);

@@ -1,8 +1,7 @@
 // Turns an attention projection into queries or keys: a norm over all heads together or over each, then a
 // rotary position embedding of each head.
 //
-// The rotation pairs the first half of a head with the second half. fp32 and bf16 use dtopp's kernels, f64
-// uses torch's operations.
+// The rotation pairs the first half of a head with the second half.
 #pragma once
 
 #include "dtopp/ops/core/torch.h"
@@ -14,11 +13,11 @@ namespace dtopp::ops {
 //   y = (n_1 cos - n_2 sin, n_2 cos + n_1 sin)       per head, n_1 its first half and n_2 its second
 //
 // cos_TK and sin_TK hold the cosine and sine of position * base^(-2i / K) for i < K / 2. The second half
-// repeats them. Computed in fp32 (f64 for f64 x). Differentiable in x and gain.
+// repeats them. Computed in fp32. Differentiable in x and gain.
 //
-// Shapes:        x_TD [T, D] and gain_N [N] of one type, where N divides D and whole heads fill it: D for all
-//                heads together, K for each; cos_TK, sin_TK [T, K] f32 (f64 for f64 x), where K is
-//                D / num_heads and even
+// Shapes:        x_TD [T, D] and gain_N [N], both f32 or bf16, where N divides D and whole heads fill it: D
+// for
+//                all heads together, K for each; cos_TK, sin_TK [T, K] f32, where K is D / num_heads and even
 // Returns:       [T, num_heads, K] of x's type
 // Throws:        c10::Error "norm_rotary…" if the shapes, types or devices do not fit, or if N exceeds
 //                kWidestNorm on a CUDA device (cuda_types.h)

@@ -4,15 +4,10 @@
 
 #include <bit>
 #include <cstdint>
-#include <type_traits>
 
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp::ops {
-
-// The type of sums: float for float and bfloat16, double for double.
-template <typename Scalar>
-using Accumulator = std::conditional_t<std::is_same_v<Scalar, double>, double, float>;
 
 [[gnu::always_inline]] inline float load(float value) { return value; }
 [[gnu::always_inline]] inline double load(double value) { return value; }

@@ -26,9 +26,8 @@ void convert_scaled(const c10::BFloat16* from, float scale, c10::BFloat16* to, i
 void pack_left_columns(const c10::BFloat16* const* columns, int64_t present, int64_t M, c10::BFloat16* to,
                        int64_t stride) {
   for (int64_t m = 0; m < M; ++m) {
-    for (int64_t k = 0; k < kPackedDepth; ++k) {
+    for (int64_t k = 0; k < kPackedDepth; ++k)
       to[m * stride + k] = k < present ? columns[k][m] : c10::BFloat16(0);
-    }
   }
 }
 
@@ -47,10 +46,9 @@ void pack_right_transposed(const c10::BFloat16* rows, int64_t stride, int64_t co
                            c10::BFloat16* to) {
   const int64_t depth = (K + kPackedDepth - 1) / kPackedDepth * kPackedDepth;
   for (int64_t n = 0; n < 16; ++n) {
-    for (int64_t k = 0; k < depth; ++k) {
+    for (int64_t k = 0; k < depth; ++k)
       to[k / 2 * 2 * kPanelColumns + 2 * n + k % 2] =
           n < columns && k < K ? rows[n * stride + k] : c10::BFloat16(0);
-    }
   }
 }
 

@@ -117,8 +117,6 @@ template <typename Vector, typename Target>
   return std::max(std::max(x[0], x[1]), std::max(x[2], x[3]));
 }
 
-// Conversion, and packing of operands.
-
 // Interleaves the numbers of a and b: within every 16 bytes it takes the lower half of both, or the upper
 // half if kUpper.
 template <typename Vector, bool kUpper, size_t... kLane>
@@ -161,9 +159,8 @@ void convert(const float* from, Number* to, int64_t count) {
 
 void convert_scaled(const Number* from, float scale, Number* to, int64_t count) {
   int64_t i = 0;
-  for (; i + 32 <= count; i += 32) {
+  for (; i + 32 <= count; i += 32)
     put_rounded(to + i, scale * get_floats(from + i), scale * get_floats(from + i + 16));
-  }
   kScalar.convert_scaled(from + i, scale, to + i, count - i);
 }
 
@@ -246,8 +243,6 @@ void pack_right_transposed(const Number* rows, int64_t stride, int64_t columns, 
   kScalar.pack_right_transposed(rows + whole, stride, columns, K - whole, to + whole * kPanelColumns);
 }
 
-// Loops that process a tile of a product.
-
 void swiglu(const float* tile, int64_t rows, int64_t columns, Number* act, int64_t act_stride, Number* saved,
             int64_t saved_stride, int64_t ffn) {
   if (columns < 32) return kScalar.swiglu(tile, rows, columns, act, act_stride, saved, saved_stride, ffn);
@@ -304,9 +299,8 @@ void add_rows(const float* tile, int64_t rows, int64_t columns, const RowSums& t
     const Floats gate = Floats{} + (to.gates == nullptr ? 1.0F : to.gates[to.tokens[n] * to.gate_stride]);
     float* sum = to.y + to.tokens[n] * to.stride;
 #pragma GCC unroll 4
-    for (int64_t i = 0; i < kPanelColumns; i += 16) {
+    for (int64_t i = 0; i < kPanelColumns; i += 16)
       put(sum + i, gate * get<Floats>(tile + i) + get<Floats>(sum + i));
-    }
   }
 }
 

@@ -35,11 +35,7 @@ struct AccumulationTarget {
   // tensor. Without a sum, returns the gradient.
   at::Tensor take(at::Tensor gradient) const {
     if (!sum.defined()) return gradient;
-    if (add) {
-      sum.add_(gradient);
-    } else {
-      sum.copy_(gradient);
-    }
+    add ? sum.add_(gradient) : sum.copy_(gradient);
     return {};
   }
 };

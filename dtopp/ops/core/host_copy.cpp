@@ -1,7 +1,5 @@
 #include "dtopp/ops/core/host_copy.h"
 
-#include <algorithm>
-
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace dtopp::ops {
@@ -24,13 +22,8 @@ std::optional<c10::Event> event_after(const std::vector<at::Tensor>& tensors) {
 
 // The destination is page-locked, because copies to pageable memory make the host wait.
 HostCopy::HostCopy(const std::vector<at::Tensor>& tensors) {
-  for (const at::Tensor& tensor : tensors) {
-    if (tensor.is_cpu()) {
-      tensors_.push_back(tensor);
-      continue;
-    }
-    tensors_.push_back(host_buffer(tensor).copy_(tensor, /*non_blocking=*/true));
-  }
+  for (const at::Tensor& tensor : tensors)
+    tensors_.push_back(tensor.is_cpu() ? tensor : host_buffer(tensor).copy_(tensor, /*non_blocking=*/true));
   arrival_ = event_after(tensors);
 }
 
@@ -41,17 +34,12 @@ const std::vector<at::Tensor>& HostCopy::get() const {
 
 // Filling the buffers takes their memory now, where a lack of it can still be reported.
 HostSnapshot::HostSnapshot(const std::vector<at::Tensor>& tensors) {
-  for (const at::Tensor& tensor : tensors) buffers_.push_back(host_buffer(tensor).zero_());
+  for (const at::Tensor& tensor : tensors) tensors_.push_back(host_buffer(tensor).zero_());
 }
 
 void HostSnapshot::take(const std::vector<at::Tensor>& tensors) {
-  for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(tensors.at(i), /*non_blocking=*/true);
+  for (size_t i = 0; i < tensors_.size(); ++i) tensors_[i].copy_(tensors.at(i), /*non_blocking=*/true);
   arrival_ = event_after(tensors);
-}
-
-const std::vector<at::Tensor>& HostSnapshot::get() const {
-  if (arrival_) arrival_->synchronize();
-  return buffers_;
 }
 
 at::Tensor to_device(const at::Tensor& host, const at::Device& device) {

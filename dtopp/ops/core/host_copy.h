@@ -19,16 +19,16 @@ class HostCopy {
   HostCopy() = default;
   explicit HostCopy(const std::vector<at::Tensor>& tensors);
 
-  // Waits until all copies are complete.
+  // Waits until all copies are complete, on any thread.
   const std::vector<at::Tensor>& get() const;
 
- private:
+ protected:
   std::vector<at::Tensor> tensors_;
   std::optional<c10::Event> arrival_;
 };
 
 // Host buffers for repeated copies of the same tensors, all of one device.
-class HostSnapshot {
+class HostSnapshot : public HostCopy {
  public:
   // Allocates the buffers; those of a device's tensors are page-locked.
   explicit HostSnapshot(const std::vector<at::Tensor>& tensors);
@@ -36,12 +36,6 @@ class HostSnapshot {
   // Copies the tensors. Afterwards the caller may write to them, on a device in its current stream, whose
   // copies the host does not wait for.
   void take(const std::vector<at::Tensor>& tensors);
-  // Waits until the copies are complete, on any thread.
-  const std::vector<at::Tensor>& get() const;
-
- private:
-  std::vector<at::Tensor> buffers_;
-  std::optional<c10::Event> arrival_;
 };
 
 // Copies a host tensor to the device asynchronously. Returns the tensor itself if the device is the CPU.

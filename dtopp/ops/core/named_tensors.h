@@ -13,6 +13,15 @@ namespace dtopp::ops {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
+// The places where an object stores tensors, by name.
+using StateTensors = std::vector<std::pair<std::string, at::Tensor*>>;
+
+inline NamedTensors values_of(const StateTensors& stored) {
+  NamedTensors values;
+  for (const auto& [name, tensor] : stored) values.emplace_back(name, *tensor);
+  return values;
+}
+
 // Throws std::invalid_argument with `owner` in its message if no tensor has this name.
 inline const at::Tensor& find_tensor(const NamedTensors& tensors, std::string_view name, const char* owner) {
   for (const auto& [candidate, tensor] : tensors) {

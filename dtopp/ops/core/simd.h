@@ -2,7 +2,6 @@
 // vectorizable exponential.
 #pragma once
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>

@@ -10,3 +10,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
+
+namespace dtopp::ops {
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+}  // namespace dtopp::ops

@@ -4,13 +4,10 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "dtopp/ops/core/call_op.h"
-#include "dtopp/ops/core/check_tensor.h"
 
 namespace dtopp::ops {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 using LossTuple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using ForwardTuple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using TensorPair = std::tuple<at::Tensor, at::Tensor>;
@@ -97,7 +94,6 @@ LossTuple loss_autograd(const at::Tensor& x_TD, const at::Tensor& weight_VD, con
 
 TensorPair log_probs_autograd(const at::Tensor& x_TD, const at::Tensor& weight_VD,
                               const at::Tensor& targets_T) {
-  check_linear_cross_entropy("token_log_probs", x_TD, weight_VD, targets_T);
   const at::AutoDispatchBelowADInplaceOrView guard;
   return token_log_probs(x_TD, weight_VD, targets_T);
 }

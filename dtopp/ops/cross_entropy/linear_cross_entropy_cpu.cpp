@@ -7,27 +7,20 @@
 // chunk's exponentials leave the cache.
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <vector>
 
-#include "dtopp/ops/core/check_tensor.h"
+#include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 #include "dtopp/ops/gemm/cpu_kernel.h"
 
 namespace dtopp::ops {
-
-// Forms the logits of a chunk of tokens, one block of the vocabulary at a time. Sums over a block while it is
-// in cache. The CPU kernels of linear_cross_entropy and token_log_probs share it.
+namespace {
 
 // Columns of a block of logits. As an operand of a product, it is one block of K deep.
 constexpr int64_t kBlockColumns = kTileDepth;
 
-inline int64_t logit_blocks(int64_t vocabulary) {
-  return round_up(vocabulary, kBlockColumns) / kBlockColumns;
-}
-
-namespace {
+int64_t logit_blocks(int64_t vocabulary) { return round_up(vocabulary, kBlockColumns) / kBlockColumns; }
 
 // Returns the indices of the tokens whose target is not ignored. Throws c10::Error, beginning with `op`, if a
 // target is out of range.
@@ -44,8 +37,6 @@ std::vector<int64_t> counted_tokens(const char* op, const at::Tensor& targets_T,
   }
   return rows;
 }
-
-}  // namespace
 
 // One token's sums over the logits processed so far.
 template <typename Real>
@@ -136,20 +127,15 @@ struct LogitBuffers {
         highest(logit_blocks(vocabulary) * rows) {}
 };
 
-struct KeepInPlace {
-  template <typename Real>
-  void operator()(int64_t /*block*/, int64_t /*columns*/, const Real* /*exponentials*/) const {}
-};
-
-// Forms the logits of a chunk and returns one LogitSums per row. A block's exponentials (add_logits) [rows,
-// kBlockColumns] stay in place(block, share). keep(block, columns, exponentials) is called while they are in
-// cache.
-template <typename Scalar, typename Tiles, typename Place, typename Keep = KeepInPlace>
+// Forms the logits of a chunk, one block of the vocabulary at a time, and returns one LogitSums per row. A
+// block's exponentials (add_logits) [rows, kBlockColumns] stay in place(block, share). keep(block, columns,
+// exponentials) is called while they are in cache.
+template <typename Scalar, typename Tiles, typename Place, typename Keep>
 std::vector<LogitSums<typename Tiles::Real>> form_logits(const Scalar* x_TD, const Scalar* weight_VD,
                                                          int64_t hidden, int64_t vocabulary,
                                                          const TokenChunk& chunk,
                                                          LogitBuffers<Tiles>& buffers, const Place& place,
-                                                         const Keep& keep = {}) {
+                                                         const Keep& keep) {
   using Real = typename Tiles::Real;
   pack_left_rows<Tiles>([&](int64_t n) { return x_TD + chunk.tokens[n] * hidden; }, chunk.rows, hidden,
                         buffers.x_ND.of(0));
@@ -162,11 +148,10 @@ std::vector<LogitSums<typename Tiles::Real>> form_logits(const Scalar* x_TD, con
         Tiles::template multiply<Order::kRows>(buffers.x_ND.of(0), buffers.weight.of(share), chunk.rows,
                                                columns, hidden, logits, kBlockColumns, false);
         run_widest([&] {
-          for (int64_t n = 0; n < chunk.rows; ++n) {
+          for (int64_t n = 0; n < chunk.rows; ++n)
             buffers.highest[block * chunk.rows + n] =
                 add_logits(logits + n * kBlockColumns, first, columns, chunk.targets[chunk.tokens[n]],
                            buffers.sums[share * chunk.rows + n]);
-          }
         });
         keep(block, columns, logits);
       });
@@ -176,8 +161,6 @@ std::vector<LogitSums<typename Tiles::Real>> form_logits(const Scalar* x_TD, con
   }
   return sums;
 }
-
-namespace {
 
 constexpr int64_t kLogitBytes = 64 << 20;
 // A chunk reads the weight twice, packs it, and adds to its gradient. With fewer tokens this costs more than
@@ -191,10 +174,14 @@ int64_t tokens_per_chunk(int64_t tokens, int64_t vocabulary, int64_t bytes) {
   return even_part(tokens, most, 1);
 }
 
-struct LossOptions {
+struct LossInputs {
+  at::Tensor x_TD, weight_VD;
+  double share;  // weight of one token in the mean
   double z_weight;
   bool need_x, need_weight;
 
+  int64_t hidden() const { return x_TD.size(1); }
+  int64_t vocabulary() const { return weight_VD.size(0); }
   bool need_gradient() const { return need_x || need_weight; }
 };
 
@@ -222,32 +209,23 @@ struct LossBuffers {
   BufferParts<Packed> grad_rows;    // if kRounds: the block before that, packed by rows
   BufferParts<Real> grad_x_ND;
 
-  LossBuffers(int64_t rows, int64_t hidden, int64_t vocabulary, const LossOptions& options,
-              const at::TensorOptions& tensor)
-      : forward(rows, hidden, vocabulary, tensor),
-        all_here(options.need_gradient() && !kRounds<Tiles>),
-        logits(all_here ? logit_blocks(vocabulary) : forward.shares, rows * kBlockColumns, tensor),
-        rounded(options.need_gradient() && kRounds<Tiles> ? logit_blocks(vocabulary) : 0,
-                rows * kBlockColumns, tensor),
-        x_ND(1, options.need_weight ? Tiles::right_size(rows, hidden) : 0, tensor),
-        grad_logits(options.need_gradient() ? forward.shares : 0,
+  LossBuffers(int64_t rows, const LossInputs& in)
+      : forward(rows, in.hidden(), in.vocabulary(), in.x_TD.options()),
+        all_here(in.need_gradient() && !kRounds<Tiles>),
+        logits(all_here ? logit_blocks(in.vocabulary()) : forward.shares, rows * kBlockColumns,
+               in.x_TD.options()),
+        rounded(in.need_gradient() && kRounds<Tiles> ? logit_blocks(in.vocabulary()) : 0,
+                rows * kBlockColumns, in.x_TD.options()),
+        x_ND(1, in.need_weight ? Tiles::right_size(rows, in.hidden()) : 0, in.x_TD.options()),
+        grad_logits(in.need_gradient() ? forward.shares : 0,
                     std::max(Tiles::template left_size<Order::kRows>(rows, kBlockColumns),
                              Tiles::template left_size<Order::kColumns>(kBlockColumns, rows)),
-                    tensor),
-        grad_rows(options.need_gradient() && kRounds<Tiles> ? forward.shares : 0,
-                  Tiles::template left_size<Order::kRows>(rows, kBlockColumns), tensor),
-        grad_x_ND(options.need_x ? forward.shares : 0, rows * hidden, tensor) {}
+                    in.x_TD.options()),
+        grad_rows(in.need_gradient() && kRounds<Tiles> ? forward.shares : 0,
+                  Tiles::template left_size<Order::kRows>(rows, kBlockColumns), in.x_TD.options()),
+        grad_x_ND(in.need_x ? forward.shares : 0, rows * in.hidden(), in.x_TD.options()) {}
 
   Real* block(int64_t index, int64_t share) const { return logits.of(all_here ? index : share); }
-};
-
-struct LossInputs {
-  at::Tensor x_TD, weight_VD;
-  double share;  // weight of one token in the mean
-  LossOptions options;
-
-  int64_t hidden() const { return x_TD.size(1); }
-  int64_t vocabulary() const { return weight_VD.size(0); }
 };
 
 // Turns a block's exponentials into d loss / d logits: factor * softmax, minus `share` at the target.
@@ -257,7 +235,7 @@ void form_gradient(const TokenChunk& chunk, const std::vector<double>& lse_N, co
   run_widest([&] {
     for (int64_t n = 0; n < chunk.rows; ++n) {
       Real* row = exponentials + n * kBlockColumns;
-      const double factor = in.share * (1 + 2 * in.options.z_weight * lse_N[n]);
+      const double factor = in.share * (1 + 2 * in.z_weight * lse_N[n]);
       const Real scale = static_cast<Real>(factor * std::exp(highest[n] - lse_N[n]));
 #pragma omp simd
       for (int64_t v = 0; v < columns; ++v) row[v] *= scale;
@@ -275,14 +253,13 @@ void round_gradient(const TokenChunk& chunk, const std::vector<double>& lse_N,
   using Tiles = Bfloat16Tiles;
   for (int64_t n = 0; n < chunk.rows; ++n) {
     c10::BFloat16* row = rows + n * Tiles::left_stride(columns);
-    const double factor = in.share * (1 + 2 * in.options.z_weight * lse_N[n]);
+    const double factor = in.share * (1 + 2 * in.z_weight * lse_N[n]);
     bfloat16_loops().convert_scaled(exponentials + n * kBlockColumns,
                                     static_cast<float>(factor * std::exp(highest[n] - lse_N[n])), row,
                                     columns);
     const int64_t target = chunk.targets[chunk.tokens[n]] - first;
-    if (target >= 0 && target < columns) {
+    if (target >= 0 && target < columns)
       store(row + target, static_cast<float>(factor * std::exp(target_N[n] - lse_N[n]) - in.share));
-    }
     Tiles::fill_depth(row, columns);
   }
 }
@@ -349,10 +326,9 @@ void add_gradients(const LossInputs& in, const TokenChunk& chunk, const std::vec
   using Real = typename Tiles::Real;
   const int64_t hidden = in.hidden(), shares = buffers.forward.shares;
   const Scalar *x = in.x_TD.const_data_ptr<Scalar>(), *weight = in.weight_VD.const_data_ptr<Scalar>();
-  if (in.options.need_weight) {
+  if (in.need_weight)
     Tiles::pack_right_rows([&](int64_t n) { return x + chunk.tokens[n] * hidden; }, chunk.rows, hidden, 0,
                            hidden, buffers.x_ND.of(0));
-  }
   std::vector<char> started(shares, 0);
   for_vocabulary_blocks<Tiles>(
       in.vocabulary(), shares, [&](int64_t block, int64_t first, int64_t columns, int64_t share) {
@@ -366,15 +342,14 @@ void add_gradients(const LossInputs& in, const TokenChunk& chunk, const std::vec
           gradient = {buffers.block(block, share), kBlockColumns, columns};
           form_gradient(chunk, lse_N, highest, in, first, columns, buffers.block(block, share));
         }
-        if (in.options.need_weight) {
+        if (in.need_weight)
           add_weight_gradient(gradient, chunk, hidden, share, buffers,
                               sums.grad_weight_VD.mutable_data_ptr<Real>() + first * hidden);
-        }
-        if (!in.options.need_x) return;
+        if (!in.need_x) return;
         add_x_gradient(gradient, weight + first * hidden, chunk, hidden, share, started[share] != 0, buffers);
         started[share] = 1;
       });
-  if (!in.options.need_x) return;
+  if (!in.need_x) return;
   sum_x_gradient(chunk, buffers.grad_x_ND, shares, hidden, sums.grad_x_TD.mutable_data_ptr<Scalar>());
 }
 
@@ -384,11 +359,11 @@ LossSums sum_chunks(const LossInputs& in, const int64_t* targets, const std::vec
   const auto real = in.x_TD.options().dtype(c10::CppTypeToScalarType<Real>::value);
   const int64_t total = static_cast<int64_t>(counted.size());
   LossSums sums;
-  if (in.options.need_x) sums.grad_x_TD = at::zeros(in.x_TD.sizes(), in.x_TD.options());
-  if (in.options.need_weight) sums.grad_weight_VD = at::zeros(in.weight_VD.sizes(), real);
+  if (in.need_x) sums.grad_x_TD = at::zeros(in.x_TD.sizes(), in.x_TD.options());
+  if (in.need_weight) sums.grad_weight_VD = at::zeros(in.weight_VD.sizes(), real);
   if (total == 0) return sums;
   const int64_t rows = tokens_per_chunk(total, in.vocabulary(), sizeof(typename Tiles::Packed));
-  LossBuffers<Tiles> buffers(rows, in.hidden(), in.vocabulary(), in.options, in.x_TD.options());
+  LossBuffers<Tiles> buffers(rows, in);
   for (int64_t first = 0; first < total; first += rows) {
     const TokenChunk chunk{counted.data() + first, targets, std::min(rows, total - first)};
     const auto logit_sums = form_logits<Scalar>(
@@ -396,11 +371,10 @@ LossSums sum_chunks(const LossInputs& in, const int64_t* targets, const std::vec
         chunk, buffers.forward, [&](int64_t block, int64_t share) { return buffers.block(block, share); },
         [&](int64_t block, int64_t columns, const Real* exponentials) {
           if constexpr (kRounds<Tiles>) {
-            if (!in.options.need_gradient()) return;
+            if (!in.need_gradient()) return;
             c10::BFloat16* to = buffers.rounded.of(block);
-            for (int64_t n = 0; n < chunk.rows; ++n, to += kBlockColumns, exponentials += kBlockColumns) {
+            for (int64_t n = 0; n < chunk.rows; ++n, to += kBlockColumns, exponentials += kBlockColumns)
               bfloat16_loops().convert(exponentials, to, columns);
-            }
           }
         });
     std::vector<double> lse_N;
@@ -411,7 +385,7 @@ LossSums sum_chunks(const LossInputs& in, const int64_t* targets, const std::vec
       sums.nll += lse - row.target;
       sums.z += lse * lse;
     }
-    if (in.options.need_gradient()) add_gradients<Scalar>(in, chunk, lse_N, target_N, buffers, sums);
+    if (in.need_gradient()) add_gradients<Scalar>(in, chunk, lse_N, target_N, buffers, sums);
   }
   return sums;
 }
@@ -423,7 +397,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_c
   const auto counted = counted_tokens("linear_cross_entropy", targets_T, weight_VD.size(0), ignore_index);
   const double count = static_cast<double>(std::max<size_t>(counted.size(), 1));
   const at::Tensor targets = targets_T.contiguous();
-  const LossInputs in{plain(x_TD), plain(weight_VD), 1 / count, {z_weight, need_x, need_weight}};
+  const LossInputs in{plain(x_TD), plain(weight_VD), 1 / count, z_weight, need_x, need_weight};
   LossSums sums;
   dispatch(x_TD, [&](auto scalar, auto tiles) {
     sums = sum_chunks<decltype(scalar), decltype(tiles)>(in, targets.const_data_ptr<int64_t>(), counted);
@@ -435,12 +409,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_c
       need_x ? sums.grad_x_TD : at::empty({0}, x_TD.options()),
       need_weight ? sums.grad_weight_VD.to(weight_VD.scalar_type()) : at::empty({0}, weight_VD.options())};
 }
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("linear_cross_entropy_forward", forward_cpu); }
-
-namespace {
 
 constexpr int64_t kTokensPerChunk = 512;
 
@@ -458,9 +426,9 @@ void fill_log_probs(const at::Tensor& x_TD, const at::Tensor& weight_VD, const i
   int64_t* greedy = greedy_T.mutable_data_ptr<int64_t>();
   for (int64_t first = 0; first < total; first += rows) {
     const TokenChunk chunk{tokens.data() + first, targets, std::min(rows, total - first)};
-    const auto sums = form_logits<Scalar>(x_TD.const_data_ptr<Scalar>(), weight_VD.const_data_ptr<Scalar>(),
-                                          hidden, vocabulary, chunk, buffers,
-                                          [&](int64_t /*block*/, int64_t share) { return logits.of(share); });
+    const auto sums = form_logits<Scalar>(
+        x_TD.const_data_ptr<Scalar>(), weight_VD.const_data_ptr<Scalar>(), hidden, vocabulary, chunk, buffers,
+        [&](int64_t /*block*/, int64_t share) { return logits.of(share); }, [](const auto&...) {});
     for (int64_t n = 0; n < chunk.rows; ++n) {
       log_probs[first + n] = static_cast<Real>(sums[n].target - sums[n].lse());
       greedy[first + n] = sums[n].likeliest;
@@ -485,6 +453,9 @@ std::tuple<at::Tensor, at::Tensor> log_probs_cpu(const at::Tensor& x_TD, const a
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("token_log_probs", log_probs_cpu); }
+TORCH_LIBRARY_IMPL(dtopp, CPU, m) {
+  m.impl("linear_cross_entropy_forward", forward_cpu);
+  m.impl("token_log_probs", log_probs_cpu);
+}
 
 }  // namespace dtopp::ops

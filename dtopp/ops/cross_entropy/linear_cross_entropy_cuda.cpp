@@ -3,7 +3,7 @@
 // which is accumulated in fp32 over the chunks. The host reads nothing.
 #include "dtopp/ops/cross_entropy/linear_cross_entropy_cuda.h"
 
-#include "dtopp/ops/core/check_tensor.h"
+#include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy_chunks_cuda.h"
 #include "dtopp/ops/cuda/cuda_tensor.h"
@@ -36,27 +36,6 @@ LogitRows<Real> rows_of(const at::Tensor& logits_NV, const at::Tensor& targets_T
           first};
 }
 
-// The inputs and per-token outputs that all chunks share.
-struct Loss {
-  LossInputs in;
-  at::Tensor counted, nll_T, z_T;  // int64 [], f64, f64
-};
-
-// Returns the gradient of a chunk's logits in x's type, or an undefined tensor if no gradient is needed.
-at::Tensor form_chunk(const Loss& loss, const at::Tensor& logits_NV, int64_t first) {
-  const LossInputs& in = loss.in;
-  at::Tensor gradient_NV;
-  if (in.need_x || in.need_weight) gradient_NV = at::empty(logits_NV.sizes(), in.x_TD.options());
-  dispatch(in.x_TD, [&](auto scalar) {
-    using Scalar = decltype(scalar);
-    form_loss_rows<Scalar>({rows_of<Accumulator<Scalar>>(logits_NV, in.targets_T, first), in.ignore_index,
-                            in.z_weight, read<int64_t>(loss.counted), write<double>(loss.nll_T) + first,
-                            write<double>(loss.z_T) + first, write_if<Scalar>(gradient_NV)},
-                           current_stream(in.x_TD));
-  });
-  return gradient_NV;
-}
-
 }  // namespace
 
 int64_t tokens_per_chunk(int64_t tokens, int64_t vocabulary, at::ScalarType logits) {
@@ -69,8 +48,8 @@ int64_t tokens_per_chunk(int64_t tokens, int64_t vocabulary, at::ScalarType logi
 LossOutputs form_loss(const LossInputs& in, int64_t chunk) {
   const int64_t tokens = in.x_TD.size(0);
   const auto real = in.x_TD.options().dtype(accumulator_type(in.x_TD)), f64 = real.dtype(at::kDouble);
-  const Loss loss{in, in.targets_T.ne(in.ignore_index).sum().clamp_min(1), at::empty({tokens}, f64),
-                  at::empty({tokens}, f64)};
+  const at::Tensor counted = in.targets_T.ne(in.ignore_index).sum().clamp_min(1);
+  const at::Tensor nll_T = at::empty({tokens}, f64), z_T = at::empty({tokens}, f64);
   const auto room = [&](bool needed, const at::Tensor& like, const at::TensorOptions& options) {
     return needed ? at::zeros(like.sizes(), options) : at::empty({0}, options);
   };
@@ -79,13 +58,22 @@ LossOutputs form_loss(const LossInputs& in, int64_t chunk) {
   for (int64_t first = 0; first < tokens; first += chunk) {
     const int64_t last = std::min(first + chunk, tokens);
     const at::Tensor x_ND = in.x_TD.slice(0, first, last);
-    const at::Tensor gradient_NV = form_chunk(loss, multiply_in_real(x_ND, in.weight_VD.t()), first);
+    const at::Tensor logits_NV = multiply_in_real(x_ND, in.weight_VD.t());
+    at::Tensor gradient_NV;
+    if (in.need_x || in.need_weight) gradient_NV = at::empty(logits_NV.sizes(), in.x_TD.options());
+    dispatch(in.x_TD, [&](auto scalar) {
+      using Scalar = decltype(scalar);
+      form_loss_rows<Scalar>({rows_of<Accumulator<Scalar>>(logits_NV, in.targets_T, first), in.ignore_index,
+                              in.z_weight, read<int64_t>(counted), write<double>(nll_T) + first,
+                              write<double>(z_T) + first, write_if<Scalar>(gradient_NV)},
+                             current_stream(in.x_TD));
+    });
     if (in.need_weight) add_product(grad_weight_VD, gradient_NV.t(), x_ND);
     if (!in.need_x) continue;
     at::Tensor grad_x_ND = grad_x_TD.slice(0, first, last);
     at::mm_out(grad_x_ND, gradient_NV, in.weight_VD);
   }
-  const at::Tensor nll = loss.nll_T.sum().div_(loss.counted), z = loss.z_T.sum().div_(loss.counted);
+  const at::Tensor nll = nll_T.sum().div_(counted), z = z_T.sum().div_(counted);
   const auto as_real = [&](const at::Tensor& mean) { return mean.to(accumulator_type(in.x_TD)); };
   return {as_real(nll + in.z_weight * z), as_real(nll), as_real(z), grad_x_TD,
           grad_weight_VD.to(in.weight_VD.scalar_type())};
@@ -121,18 +109,13 @@ std::tuple<at::Tensor, at::Tensor> log_probs_cuda(const at::Tensor& x, const at:
   for (int64_t first = 0; first < tokens; first += chunk) {
     const at::Tensor logits_NV =
         cuda::multiply_in_real(x_TD.slice(0, first, std::min(first + chunk, tokens)), weight_DV);
-    const auto form = [&](auto number) {
+    cuda::dispatch_real(logits_NV, [&](auto number) {
       using Real = decltype(number);
       cuda::form_log_probs<Real>(
           {cuda::rows_of<Real>(logits_NV, targets_T, first), cuda::write<Real>(log_probs_T) + first,
            cuda::write<int64_t>(greedy_T) + first},
           cuda::current_stream(x));
-    };
-    if (logits_NV.scalar_type() == at::kDouble) {
-      form(double{});
-    } else {
-      form(float{});
-    }
+    });
   }
   return {log_probs_T, greedy_T};
 }

@@ -131,30 +131,28 @@ __global__ void __launch_bounds__(kThreads) log_probs_kernel(LogProbRows<Real> o
   out.greedy_N[row] = left == 0 ? 0 : vocabulary - left;
 }
 
-// Calls `body` with the pack width that the rows of logits allow.
-template <typename Real, typename Body>
-void with_width(const LogitRows<Real>& in, const Body& body) {
-  if (takes_packs<Real>(in.vocabulary, in.logits_NV))
-    return body(std::integral_constant<int, kWidest<Real>>());
-  body(std::integral_constant<int, 1>());
-}
-
 }  // namespace
 
 template <typename Scalar>
 void form_loss_rows(const LossRows<Scalar>& loss, Stream stream) {
-  with_width(loss.in, [&](auto width) {
-    launch({"linear_cross_entropy", stream, loss.in.rows, kThreads, kScratchBytes},
-           loss_kernel<Scalar, width()>, loss);
-  });
+  with_packs<Accumulator<Scalar>>(
+      loss.in.vocabulary,
+      [&](auto width) {
+        launch({"linear_cross_entropy", stream, loss.in.rows, kThreads, kScratchBytes},
+               loss_kernel<Scalar, width()>, loss);
+      },
+      loss.in.logits_NV);
 }
 
 template <typename Real>
 void form_log_probs(const LogProbRows<Real>& out, Stream stream) {
-  with_width(out.in, [&](auto width) {
-    launch({"token_log_probs", stream, out.in.rows, kThreads, kScratchBytes}, log_probs_kernel<Real, width()>,
-           out);
-  });
+  with_packs<Real>(
+      out.in.vocabulary,
+      [&](auto width) {
+        launch({"token_log_probs", stream, out.in.rows, kThreads, kScratchBytes},
+               log_probs_kernel<Real, width()>, out);
+      },
+      out.in.logits_NV);
 }
 
 template void form_loss_rows(const LossRows<float>&, Stream);

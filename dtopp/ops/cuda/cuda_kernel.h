@@ -146,29 +146,28 @@ __device__ inline Number warp_max(Number value) {
   return value;
 }
 
-// Returns the sum over the block's threads to all of them. scratch: one number per warp.
-template <typename Number>
-__device__ Number block_sum(Number value, Number* scratch) {
-  value = warp_sum(value);
+// Returns the combination of the warps' values to all threads of the block, in the order of warps. scratch:
+// one number per warp.
+template <typename Number, typename Combine>
+__device__ Number combine_warps(Number value, Number* scratch, const Combine& combine) {
   __syncthreads();  // the previous call's numbers may still be in use
   if (lane_index() == 0) scratch[warp_index()] = value;
   __syncthreads();
-  Number sum = scratch[0];
-  for (int warp = 1; warp < static_cast<int>(blockDim.x) / kWarp; ++warp) sum += scratch[warp];
-  return sum;
+  Number all = scratch[0];
+  for (int warp = 1; warp < static_cast<int>(blockDim.x) / kWarp; ++warp) all = combine(all, scratch[warp]);
+  return all;
 }
 
-// Returns the largest value of the block's threads to all of them. scratch: one number per warp.
+// Returns the sum, or the largest value, of the block's threads to all of them. scratch: one number per warp.
+template <typename Number>
+__device__ Number block_sum(Number value, Number* scratch) {
+  return combine_warps(warp_sum(value), scratch, [](Number sum, Number other) { return sum + other; });
+}
+
 template <typename Number>
 __device__ Number block_max(Number value, Number* scratch) {
-  value = warp_max(value);
-  __syncthreads();
-  if (lane_index() == 0) scratch[warp_index()] = value;
-  __syncthreads();
-  Number largest = scratch[0];
-  for (int warp = 1; warp < static_cast<int>(blockDim.x) / kWarp; ++warp)
-    largest = scratch[warp] > largest ? scratch[warp] : largest;
-  return largest;
+  return combine_warps(warp_max(value), scratch,
+                       [](Number largest, Number other) { return other > largest ? other : largest; });
 }
 
 // Returns the sum over the lanes up to and including this one.

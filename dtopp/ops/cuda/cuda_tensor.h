@@ -42,12 +42,18 @@ inline bool begins_aligned(const at::Tensor& tensor) {
   return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
 }
 
-// Calls `body` with a value of the tensor's type: float, double or Bfloat16.
+// Calls `body` with a value of the tensor's type: float or double.
+template <typename Body>
+void dispatch_real(const at::Tensor& tensor, const Body& body) {
+  if (tensor.scalar_type() == at::kDouble) return body(double{});
+  body(float{});
+}
+
+// The same for float, double or Bfloat16.
 template <typename Body>
 void dispatch(const at::Tensor& tensor, const Body& body) {
-  if (tensor.scalar_type() == at::kDouble) return body(double{});
-  if (tensor.scalar_type() == at::kFloat) return body(float{});
-  body(Bfloat16{});
+  if (tensor.scalar_type() == at::kBFloat16) return body(Bfloat16{});
+  dispatch_real(tensor, body);
 }
 
 }  // namespace dtopp::ops::cuda

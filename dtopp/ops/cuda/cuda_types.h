@@ -10,8 +10,7 @@ struct CUstream_st;
 
 namespace dtopp::ops::cuda {
 
-// Largest sizes that the CUDA kernels accept. The kernels and `dtopp plan` reject larger ones. This header
-// includes neither torch nor CUDA.
+// Largest sizes that the CUDA kernels accept. The kernels and `dtopp plan` reject larger ones.
 
 // Experts of route and moe_ffn: a warp holds a token's probabilities in registers (in local memory for large
 // numbers of experts).

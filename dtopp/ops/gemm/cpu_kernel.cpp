@@ -1,14 +1,13 @@
 #include "dtopp/ops/gemm/cpu_kernel.h"
 
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
 
 #include <ATen/native/CPUBlas.h>
 
 #include "dtopp/ops/core/simd.h"
 #include "dtopp/ops/gemm/linear.h"
-
-#if defined(__x86_64__)
-#endif
 
 namespace dtopp::ops {
 namespace {

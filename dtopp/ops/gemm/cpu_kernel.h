@@ -96,9 +96,8 @@ struct Bfloat16Tiles {
       loops.pack_right_rows(row(k) + begin, odd, columns, packed, panel);
     }
     const int64_t missing = (depth(K) - round_up(K, 2)) * kPanel;
-    for (int64_t n = 0; n < columns && missing > 0; n += kPanel, packed += panel) {
+    for (int64_t n = 0; n < columns && missing > 0; n += kPanel, packed += panel)
       std::fill_n(packed, missing, Packed(0));
-    }
   }
 
   static void pack_right_transposed(const Packed* transposed, int64_t stride, int64_t K, int64_t N,
@@ -297,9 +296,8 @@ struct OuterSumBuffers<Bfloat16Tiles> {
   // Calls body(block, first k, depth) for each matrix-unit call of a part.
   template <typename Body>
   static void for_calls(int64_t part_depth, const Body& body) {
-    for (int64_t k = 0; k < part_depth; k += kCallDepth) {
+    for (int64_t k = 0; k < part_depth; k += kCallDepth)
       body(k / kCallDepth, k, std::min(kCallDepth, part_depth - k));
-    }
   }
 };
 

@@ -83,10 +83,9 @@ template <int kRows, int kLocality>
     for (int m = 0; m < kRows; ++m) {
       const auto row = (__m512bh)_mm512_maskz_loadu_epi16(rest, rows[m] + k);
 #pragma GCC unroll 4
-      for (int n = 0; n < kDotColumns; ++n) {
+      for (int n = 0; n < kDotColumns; ++n)
         sums[m][n] =
             _mm512_dpbf16_ps(sums[m][n], row, (__m512bh)_mm512_maskz_loadu_epi16(rest, columns[n] + k));
-      }
     }
   }
 #pragma GCC unroll 6

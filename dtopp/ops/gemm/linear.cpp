@@ -95,10 +95,9 @@ void multiply_by_panels(const Scalar* x_TD, const Scalar* weight_ND, int64_t T, 
   const RightSide<Scalar> weight_DN{weight_ND, D, true};
   const BufferParts<typename Tiles::Packed> left(1, round_up(D, kTileDepth) / kTileDepth * left_block,
                                                  options);
-  for (int64_t k = 0; k < D; k += kTileDepth) {
+  for (int64_t k = 0; k < D; k += kTileDepth)
     pack_left_rows<Tiles>([&](int64_t t) { return x_TD + t * D + k; }, T, std::min(kTileDepth, D - k),
                           left.of(0) + k / kTileDepth * left_block);
-  }
   const int64_t grain = std::max<int64_t>(kWeightsPerThread / std::max<int64_t>(width * D, 1), 1);
   at::parallel_for(0, panels, grain, [&](int64_t begin, int64_t end) {
     const BufferParts<typename Tiles::Packed> right(1, Tiles::right_size(kTileDepth, width), options);
@@ -132,6 +131,37 @@ void multiply_columns(const Scalar* left_KM, const Scalar* right_KN, int64_t M, 
                        [&](int64_t k) { return right_KN + k * N; }, K, begin, end, N,
                        Buffers{left.of(share), right.of(share), sums.of(share)}, OuterSum<Scalar>{out_MN});
   });
+}
+
+// y = x W^T on packed tiles. It saves only its inputs. A bf16 product is formed in fp32 and rounded once.
+struct LinearFunction : torch::autograd::Function<LinearFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    context->save_for_backward({x, weight});
+    const at::Tensor x_TD = x.reshape({-1, x.size(-1)}).contiguous();
+    std::vector<int64_t> sizes = x.sizes().vec();
+    sizes.back() = weight.size(0);
+    return multiply_transposed_cpu(x_TD, weight.contiguous(), weight.scalar_type()).view(sizes);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& x = saved[0];
+    const at::Tensor& weight = saved[1];
+    const at::Tensor grad_y_TN = grads[0].reshape({-1, weight.size(0)}).contiguous();
+    at::Tensor grad_x, grad_weight;
+    if (context->needs_input_grad(0)) grad_x = multiply_cpu(grad_y_TN, weight.contiguous()).view(x.sizes());
+    if (context->needs_input_grad(1))
+      grad_weight = multiply_left_transposed_cpu(grad_y_TN, x.reshape({-1, x.size(-1)}).contiguous());
+    return {grad_x, grad_weight};
+  }
+};
+
+void check_linear(const at::Tensor& x, const at::Tensor& weight) {
+  TORCH_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1),
+              "linear: expected x [..., D] and weight [N, D], got ", x.sizes(), " and ", weight.sizes());
+  TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "linear: expected one dtype, got x ", x.scalar_type(),
+              " and weight ", weight.scalar_type());
 }
 
 }  // namespace
@@ -190,45 +220,6 @@ at::Tensor multiply_left_transposed_cpu(const at::Tensor& grad_y_TN, const at::T
   RECORD_OUTPUTS(at::TensorList(grad_weight_ND));
   return grad_weight_ND;
 }
-
-namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-// y = x W^T on packed tiles. It saves only its inputs. A bf16 product is formed in fp32 and rounded once.
-struct LinearFunction : torch::autograd::Function<LinearFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    context->save_for_backward({x, weight});
-    const at::Tensor x_TD = x.reshape({-1, x.size(-1)}).contiguous();
-    std::vector<int64_t> sizes = x.sizes().vec();
-    sizes.back() = weight.size(0);
-    return multiply_transposed_cpu(x_TD, weight.contiguous(), weight.scalar_type()).view(sizes);
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const variable_list saved = context->get_saved_variables();
-    const at::Tensor& x = saved[0];
-    const at::Tensor& weight = saved[1];
-    const at::Tensor grad_y_TN = grads[0].reshape({-1, weight.size(0)}).contiguous();
-    at::Tensor grad_x, grad_weight;
-    if (context->needs_input_grad(0)) grad_x = multiply_cpu(grad_y_TN, weight.contiguous()).view(x.sizes());
-    if (context->needs_input_grad(1)) {
-      grad_weight = multiply_left_transposed_cpu(grad_y_TN, x.reshape({-1, x.size(-1)}).contiguous());
-    }
-    return {grad_x, grad_weight};
-  }
-};
-
-void check_linear(const at::Tensor& x, const at::Tensor& weight) {
-  TORCH_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1),
-              "linear: expected x [..., D] and weight [N, D], got ", x.sizes(), " and ", weight.sizes());
-  TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "linear: expected one dtype, got x ", x.scalar_type(),
-              " and weight ", weight.scalar_type());
-}
-
-}  // namespace
 
 bool has_bf16_matmul(const at::Device& device) { return !device.is_cpu() || has_avx512_bf16() || has_amx(); }
 

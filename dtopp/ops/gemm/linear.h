@@ -51,12 +51,8 @@ inline at::Tensor linear_by_row(const at::Tensor& x_TD, const at::Tensor& weight
   return linear_by_row(x_TD, at::TensorList(weight_ND), x_TD.scalar_type())[0];
 }
 
-// The router's logits, z = W x, in the weight's dtype.
-//
-// Source:        paper, section "Background"
-
-// Computes logits [T, E]. Differentiable in both arguments; the gradient of x has x's dtype. Autograd saves
-// only the inputs.
+// Computes the router's logits, z = W x, in the weight's dtype (paper, section "Background"). Differentiable
+// in both arguments; the gradient of x has x's dtype. Autograd saves only the inputs.
 //
 // On a CUDA device, a bf16 x with an fp32 weight uses router_linear_in_parts. Its matrix units are about ten
 // times as fast in bf16 as in fp32.

@@ -41,9 +41,8 @@ template <typename Real, typename Regs, Order kOrder, int kRows>
   constexpr int64_t kRowStep = kOrder == Order::kRows ? kStripStride : 1;
   Vector b[Regs::kVectors];
 #pragma GCC unroll 2
-  for (int j = 0; j < Regs::kVectors; ++j) {
+  for (int j = 0; j < Regs::kVectors; ++j)
     b[j] = load_vector<Vector>(right + j * Regs::template kLanes<Real>);
-  }
 #pragma GCC unroll 14
   for (int m = 0; m < kRows; ++m) {
     const Vector a = left[m * kRowStep] - Vector{};  // broadcasts one number to all lanes
@@ -151,9 +150,8 @@ template <typename Regs, typename Scalar, typename Real>
       }
     }
     for (; k < depth; ++k) {
-      for (int64_t c = n; c < n + kLanes; ++c) {
+      for (int64_t c = n; c < n + kLanes; ++c)
         to[k * kColumns + c] = c < columns ? static_cast<Real>(load(from[c * stride + k])) : Real(0);
-      }
     }
   }
 }
@@ -190,10 +188,9 @@ void VectorTiles<Real>::pack_right_transposed(const Scalar* transposed, int64_t 
     Coming coming(next);
     for (int64_t k = 0; k < K; k += kTileDepth, packed += kTileDepth * round_up(N, kColumns)) {
       const int64_t depth = std::min(kTileDepth, K - k);
-      for (int64_t n = begin; n < end; n += kColumns) {
+      for (int64_t n = begin; n < end; n += kColumns)
         transpose_panel<Regs>(transposed + n * stride + k, stride, std::min(kColumns, N - n), depth,
                               next.first == nullptr ? nullptr : &coming, packed + n * depth);
-      }
     }
   });
 }

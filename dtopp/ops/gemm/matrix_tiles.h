@@ -73,57 +73,6 @@ struct NextRows {
 // Memory order of A: by rows (an activation) or by columns (a transposed operand).
 enum class Order { kRows, kColumns };
 
-// Packs and multiplies in float (VectorTiles<float>) or double. Packers accept any type that `load` reads.
-template <typename RealOf>
-struct VectorTiles {
-  using Real = RealOf;                      // type of C
-  using Packed = RealOf;                    // type of the packed operands
-  static constexpr bool kFinishes = false;  // see cpu_kernel.h
-
-  // Rows of A that a caller packs at once. It is a multiple of the strip height of every instruction set, and
-  // the packed rows stay in the second-level cache.
-  static constexpr int64_t kLargestBlock = 252;
-  // Rows of C that are accumulated over several blocks of K at once. Fewer rows would pack B more often.
-  static constexpr int64_t kLargestSum = 378;
-
-  // Size of the packed operands, in numbers.
-  template <Order kOrder>
-  static int64_t left_size(int64_t M, int64_t K);
-  static int64_t right_size(int64_t K, int64_t N);
-
-  // Packs row m of A, K numbers, for Order::kRows.
-  template <typename Scalar>
-  [[gnu::always_inline]] static void pack_left_row(const Scalar* row_K, int64_t m, int64_t M, int64_t K,
-                                                   Packed* packed);
-
-  // Packs A for Order::kColumns. column(k) points to A[0, k] ... A[M - 1, k].
-  template <typename Column>
-  static void pack_left_columns(const Column& column, int64_t M, int64_t K, Packed* packed);
-
-  // Packs the columns [begin, end) of B. `begin` is the start of a panel, and row(k) points to B[k, 0] ...
-  // B[k, N - 1].
-  template <typename Row>
-  static void pack_right_rows(const Row& row, int64_t K, int64_t N, int64_t begin, int64_t end,
-                              Packed* packed);
-
-  // Packs the same columns from B^T: B[k, n] = transposed[n * stride + k]. Prefetches as many numbers of
-  // `next` meanwhile.
-  template <typename Scalar>
-  static void pack_right_transposed(const Scalar* transposed, int64_t stride, int64_t K, int64_t N,
-                                    int64_t begin, int64_t end, Packed* packed, const NextRows& next = {});
-
-  // C[m, n] = sum over k of A[m, k] B[k, n], plus the old C[m, n] if `add`. C's rows are `ldc` numbers apart.
-  // Prefetches `next` meanwhile.
-  template <Order kOrder>
-  static void multiply(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K, Real* C,
-                       int64_t ldc, bool add, const NextRows& next = {});
-
-  static TileShape shape();
-
-  // Each thread calls this after its last product.
-  static void release() {}
-};
-
 template <typename From, typename To>
 [[gnu::always_inline]] inline void copy_converted(const From* from, To* to, int64_t count) {
 #pragma omp simd
@@ -152,11 +101,8 @@ void put_tile(const Real* tile, int64_t width, int64_t rows, int64_t columns, Re
 // Copies min(kCount, left) numbers.
 template <int64_t kCount, typename From, typename To>
 [[gnu::always_inline]] inline void copy_up_to(const From* from, To* to, int64_t left) {
-  if (left >= kCount) {
-    copy_converted(from, to, kCount);
-  } else {
-    copy_converted(from, to, left);
-  }
+  if (left >= kCount) return copy_converted(from, to, kCount);
+  copy_converted(from, to, left);
 }
 
 // Calls body(k, position) for k < depth and the positions 0, step, 2 step ... < width. Groups of 8 k visit
@@ -173,56 +119,83 @@ template <typename Body>
   }
 }
 
-template <typename Real>
-template <Order kOrder>
-int64_t VectorTiles<Real>::left_size(int64_t M, int64_t K) {
-  if (kOrder == Order::kRows) return round_up(K, kTileDepth) / kTileDepth * M * kStripStride;
-  return round_up(M, shape().rows) * K;
-}
+// Packs and multiplies in float (VectorTiles<float>) or double. Packers accept any type that `load` reads.
+template <typename RealOf>
+struct VectorTiles {
+  using Real = RealOf;                      // type of C
+  using Packed = RealOf;                    // type of the packed operands
+  static constexpr bool kFinishes = false;  // see cpu_kernel.h
 
-template <typename Real>
-int64_t VectorTiles<Real>::right_size(int64_t K, int64_t N) {
-  return round_up(N, shape().columns) * K;
-}
+  // Rows of A that a caller packs at once. It is a multiple of the strip height of every instruction set, and
+  // the packed rows stay in the second-level cache.
+  static constexpr int64_t kLargestBlock = 252;
+  // Rows of C that are accumulated over several blocks of K at once. Fewer rows would pack B more often.
+  static constexpr int64_t kLargestSum = 378;
 
-template <typename Real>
-template <typename Scalar>
-inline void VectorTiles<Real>::pack_left_row(const Scalar* row_K, int64_t m, int64_t M, int64_t K,
-                                             Packed* packed) {
-  for (int64_t k = 0; k < K; k += kTileDepth, packed += M * kStripStride) {
-    copy_converted(row_K + k, packed + m * kStripStride, std::min(kTileDepth, K - k));
+  // Size of the packed operands, in numbers.
+  template <Order kOrder>
+  static int64_t left_size(int64_t M, int64_t K) {
+    if (kOrder == Order::kRows) return round_up(K, kTileDepth) / kTileDepth * M * kStripStride;
+    return round_up(M, shape().rows) * K;
   }
-}
+  static int64_t right_size(int64_t K, int64_t N) { return round_up(N, shape().columns) * K; }
 
-template <typename Real>
-template <typename Column>
-void VectorTiles<Real>::pack_left_columns(const Column& column, int64_t M, int64_t K, Packed* packed) {
-  run_with_registers<Real>([&]<typename Regs>(Regs) {
-    constexpr int64_t kRows = Regs::kRows;
-    for (int64_t first = 0; first < K; first += kTileDepth, packed += kTileDepth * round_up(M, kRows)) {
-      const int64_t depth = std::min(kTileDepth, K - first);
-      for_few(depth, M, kRows, [&](int64_t k, int64_t m) {
-        copy_up_to<kRows>(column(first + k) + m, packed + m * depth + k * kRows, M - m);
-      });
-    }
-  });
-}
+  // Packs row m of A, K numbers, for Order::kRows.
+  template <typename Scalar>
+  [[gnu::always_inline]] static void pack_left_row(const Scalar* row_K, int64_t m, int64_t M, int64_t K,
+                                                   Packed* packed) {
+    for (int64_t k = 0; k < K; k += kTileDepth, packed += M * kStripStride)
+      copy_converted(row_K + k, packed + m * kStripStride, std::min(kTileDepth, K - k));
+  }
 
-template <typename Real>
-template <typename Row>
-void VectorTiles<Real>::pack_right_rows(const Row& row, int64_t K, int64_t N, int64_t begin, int64_t end,
-                                        Packed* packed) {
-  run_with_registers<Real>([&]<typename Regs>(Regs) {
-    constexpr int64_t kColumns = Regs::template kColumns<Real>;
-    for (int64_t first = 0; first < K; first += kTileDepth, packed += kTileDepth * round_up(N, kColumns)) {
-      const int64_t depth = std::min(kTileDepth, K - first);
-      for_few(depth, end - begin, kColumns, [&](int64_t k, int64_t n) {
-        Packed* to = packed + (begin + n) * depth + k * kColumns;
-        copy_up_to<kColumns>(row(first + k) + begin + n, to, N - begin - n);
-        if (N - begin - n < kColumns) std::fill(to + (N - begin - n), to + kColumns, Packed(0));
-      });
-    }
-  });
-}
+  // Packs A for Order::kColumns. column(k) points to A[0, k] ... A[M - 1, k].
+  template <typename Column>
+  static void pack_left_columns(const Column& column, int64_t M, int64_t K, Packed* packed) {
+    run_with_registers<Real>([&]<typename Regs>(Regs) {
+      constexpr int64_t kRows = Regs::kRows;
+      for (int64_t first = 0; first < K; first += kTileDepth, packed += kTileDepth * round_up(M, kRows)) {
+        const int64_t depth = std::min(kTileDepth, K - first);
+        for_few(depth, M, kRows, [&](int64_t k, int64_t m) {
+          copy_up_to<kRows>(column(first + k) + m, packed + m * depth + k * kRows, M - m);
+        });
+      }
+    });
+  }
+
+  // Packs the columns [begin, end) of B. `begin` is the start of a panel, and row(k) points to B[k, 0] ...
+  // B[k, N - 1].
+  template <typename Row>
+  static void pack_right_rows(const Row& row, int64_t K, int64_t N, int64_t begin, int64_t end,
+                              Packed* packed) {
+    run_with_registers<Real>([&]<typename Regs>(Regs) {
+      constexpr int64_t kColumns = Regs::template kColumns<Real>;
+      for (int64_t first = 0; first < K; first += kTileDepth, packed += kTileDepth * round_up(N, kColumns)) {
+        const int64_t depth = std::min(kTileDepth, K - first);
+        for_few(depth, end - begin, kColumns, [&](int64_t k, int64_t n) {
+          Packed* to = packed + (begin + n) * depth + k * kColumns;
+          copy_up_to<kColumns>(row(first + k) + begin + n, to, N - begin - n);
+          if (N - begin - n < kColumns) std::fill(to + (N - begin - n), to + kColumns, Packed(0));
+        });
+      }
+    });
+  }
+
+  // Packs the same columns from B^T: B[k, n] = transposed[n * stride + k]. Prefetches as many numbers of
+  // `next` meanwhile.
+  template <typename Scalar>
+  static void pack_right_transposed(const Scalar* transposed, int64_t stride, int64_t K, int64_t N,
+                                    int64_t begin, int64_t end, Packed* packed, const NextRows& next = {});
+
+  // C[m, n] = sum over k of A[m, k] B[k, n], plus the old C[m, n] if `add`. C's rows are `ldc` numbers apart.
+  // Prefetches `next` meanwhile.
+  template <Order kOrder>
+  static void multiply(const Packed* left, const Packed* right, int64_t M, int64_t N, int64_t K, Real* C,
+                       int64_t ldc, bool add, const NextRows& next = {});
+
+  static TileShape shape();
+
+  // Each thread calls this after its last product.
+  static void release() {}
+};
 
 }  // namespace dtopp::ops

@@ -5,9 +5,6 @@
 namespace dtopp::ops {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
 constexpr int64_t kParts = 3;
 
 // x = upper + middle + lower, except for numbers below 2^-110.

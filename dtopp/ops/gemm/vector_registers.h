@@ -70,9 +70,7 @@ template <typename Regs, typename Scalar, typename Real>
   constexpr int64_t kLanes = Regs::template kLanes<Real>;
   Vector rows[kLanes];
 #pragma GCC unroll 16
-  for (int64_t n = 0; n < kLanes; ++n) {
-    rows[n] = load_converted<Vector, Real>(from + n * stride);
-  }
+  for (int64_t n = 0; n < kLanes; ++n) rows[n] = load_converted<Vector, Real>(from + n * stride);
   transpose<kLanes, kLanes / 2>(rows);
 #pragma GCC unroll 16
   for (int64_t k = 0; k < kLanes; ++k) store_vector(to + k * columns, rows[k]);

@@ -1,24 +1,15 @@
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
 
-#include <array>
-
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include "dtopp/ops/core/bfloat16_loops.h"
 #include "dtopp/ops/core/call_op.h"
-#include "dtopp/ops/core/check_tensor.h"
 #include "dtopp/ops/core/gradient_accumulation_hook.h"
 #include "dtopp/ops/gemm/dot_products.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_cpu.h"
-#include "dtopp/ops/moe_ffn/moe_ffn_kernel.h"
 
 namespace dtopp::ops {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-using TensorPair = std::tuple<at::Tensor, at::Tensor>;
-using TensorQuadruple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 c10::SymInt rows_of(const at::Tensor& matrix) { return matrix.dim() == 2 ? matrix.sym_size(0) : 0; }
 
@@ -53,22 +44,6 @@ void check_layer(const char* op, const at::Tensor& x_TD, const at::Tensor& gates
               down_proj.device());
 }
 
-void check_forward(const char* op, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                   const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
-  check_layer(op, x_TD, gates_TE, gate_up_proj, down_proj);
-  check_tensor(op, "pairs", pairs_A2, {at::kLong, x_TD.device()}, {rows_of(pairs_A2), 2});
-}
-
-void check_backward(const char* op, const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
-                    const at::Tensor& gates_TE, const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
-                    const at::Tensor& pre_activations_AG) {
-  check_layer(op, x_TD, gates_TE, gate_up_proj, down_proj);
-  const Expected like_x{x_TD.scalar_type(), x_TD.device()};
-  check_tensor(op, "grad_y", grad_y_TD, like_x, x_TD.sym_sizes());
-  check_tensor(op, "pre_activations", pre_activations_AG, like_x,
-               {rows_of(pre_activations_AG), gate_up_proj.sym_size(1)});
-}
-
 at::Tensor moe_ffn_meta(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                         const at::Tensor& down_proj, int64_t capacity, bool /*recompute*/) {
   check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
@@ -78,7 +53,7 @@ at::Tensor moe_ffn_meta(const at::Tensor& x_TD, const at::Tensor& gates_TE, cons
 TensorPair moe_ffn_forward_meta(const at::Tensor& x_TD, const at::Tensor& gates_TE,
                                 const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
                                 const at::Tensor& down_proj) {
-  check_moe_ffn_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
+  check_moe_ffn_forward("moe_ffn_forward", x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
   return {at::empty_symint(x_TD.sym_sizes(), x_TD.options()),
           at::empty_symint({pairs_A2.sym_size(0), gate_up_proj.sym_size(1)}, x_TD.options())};
 }
@@ -86,7 +61,7 @@ TensorPair moe_ffn_forward_meta(const at::Tensor& x_TD, const at::Tensor& gates_
 at::Tensor moe_ffn_pre_activations_meta(const at::Tensor& x_TD, const at::Tensor& gates_TE,
                                         const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
                                         const at::Tensor& down_proj) {
-  check_moe_ffn_pre_activations(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
+  check_moe_ffn_forward("moe_ffn_pre_activations", x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
   return at::empty_symint({pairs_A2.sym_size(0), gate_up_proj.sym_size(1)}, x_TD.options());
 }
 
@@ -98,7 +73,8 @@ TensorQuadruple moe_ffn_backward_meta(const at::Tensor& grad_y_TD, const at::Ten
                                       const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                                       const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
                                       std::array<bool, 4> needed) {
-  check_moe_ffn_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
+  check_moe_ffn_backward("moe_ffn_backward", grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj,
+                         pre_activations_AG);
   return {like(needed[0], x_TD), like(needed[1], gates_TE), like(needed[2], gate_up_proj),
           like(needed[3], down_proj)};
 }
@@ -183,111 +159,8 @@ at::Tensor moe_ffn_autograd(const at::Tensor& x_TD, const at::Tensor& gates_TE,
   return moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
 }
 
-}  // namespace
-
-void check_moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                   const at::Tensor& down_proj, int64_t capacity) {
-  check_layer("moe_ffn", x_TD, gates_TE, gate_up_proj, down_proj);
-  TORCH_CHECK(capacity >= 0, "moe_ffn: expected capacity of at least 0, got ", capacity);
-}
-
-void check_moe_ffn_forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& pairs_A2,
-                           const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
-  check_forward("moe_ffn_forward", x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
-}
-
-void check_moe_ffn_pre_activations(const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                                   const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
-                                   const at::Tensor& down_proj) {
-  check_forward("moe_ffn_pre_activations", x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
-}
-
-void check_moe_ffn_backward(const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
-                            const at::Tensor& pre_activations_AG) {
-  check_backward("moe_ffn_backward", grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
-}
-
-void check_moe_ffn_backward_sums(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
-                                 const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                                 const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
-                                 const at::Tensor& gate_up_sum, const at::Tensor& down_sum) {
-  const char* op = "moe_ffn_backward_sums";
-  check_backward(op, grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
-  const Expected like_gates{gates_TE.scalar_type(), x_TD.device()};
-  check_tensor(op, "gate_up_sum", gate_up_sum, like_gates, gate_up_proj.sym_sizes());
-  check_tensor(op, "down_sum", down_sum, like_gates, down_proj.sym_sizes());
-  TORCH_CHECK(gate_up_sum.is_contiguous() && down_sum.is_contiguous(), op, ": expected contiguous sums");
-}
-
-void check_pairs(const char* op, const at::Tensor& pairs_A2, int64_t experts, int64_t tokens) {
-  const auto pair = pairs_A2.accessor<int64_t, 2>();
-  bool ordered = true;
-  int64_t last_expert = 0, last_token = -1;
-  for (int64_t a = 0; a < pair.size(0); ++a) {
-    const int64_t expert = pair[a][0], token = pair[a][1];
-    ordered &= token >= 0 && token < tokens && expert < experts &&
-               (expert == last_expert ? token > last_token : expert > last_expert);
-    last_expert = expert;
-    last_token = token;
-  }
-  TORCH_CHECK(ordered, op, ": expected pairs (expert, token) in ascending order, experts from 0 to ",
-              experts - 1, " and tokens from 0 to ", tokens - 1, ", got a pair out of order or out of range");
-}
-
-at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                   const at::Tensor& down_proj, int64_t capacity, bool recompute) {
-  return call_op<"dtopp::moe_ffn", decltype(moe_ffn_meta)>(x_TD, gates_TE, gate_up_proj, down_proj, capacity,
-                                                           recompute);
-}
-
-TORCH_LIBRARY_FRAGMENT(dtopp, m) {
-  m.def(
-      "moe_ffn(Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor down_proj, *, int capacity=0, "
-      "bool recompute=False) -> Tensor y_TD");
-  // pairs_A2: the (expert, token) pairs with a gate other than 0, ordered by expert, then token. A CUDA
-  // device uses only its length, as the capacity.
-  m.def(
-      "moe_ffn_forward(Tensor x_TD, Tensor gates_TE, Tensor pairs_A2, Tensor gate_up_proj, Tensor down_proj) "
-      "-> "
-      "(Tensor y_TD, Tensor pre_activations_AG)");
-  // The second output of moe_ffn_forward alone, to the same bits.
-  m.def(
-      "moe_ffn_pre_activations(Tensor x_TD, Tensor gates_TE, Tensor pairs_A2, Tensor gate_up_proj, Tensor "
-      "down_proj) -> Tensor pre_activations_AG");
-  m.def(
-      "moe_ffn_backward(Tensor grad_y_TD, Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor "
-      "down_proj, "
-      "Tensor pre_activations_AG, bool[4] needed) -> "
-      "(Tensor grad_x_TD, Tensor grad_gates_TE, Tensor grad_gate_up_proj, Tensor grad_down_proj)");
-  // Writes the gradients of the weights to contiguous sums of the gates' type. It adds to a sum if `add` is
-  // set and overwrites it otherwise (gradient_accumulation_hook.h).
-  m.def(
-      "moe_ffn_backward_sums(Tensor grad_y_TD, Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor "
-      "down_proj, Tensor pre_activations_AG, bool[2] needed, Tensor(a!) gate_up_sum, Tensor(b!) down_sum, "
-      "bool[2] add) -> (Tensor grad_x_TD, Tensor grad_gates_TE)");
-}
-
-TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {
-  m.impl("moe_ffn", moe_ffn_autograd);
-  m.impl("moe_ffn_forward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("moe_ffn_pre_activations", torch::autograd::autogradNotImplementedFallback());
-  m.impl("moe_ffn_backward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("moe_ffn_backward_sums", torch::autograd::autogradNotImplementedFallback());
-}
-
-TORCH_LIBRARY_IMPL(dtopp, Meta, m) {
-  m.impl("moe_ffn", moe_ffn_meta);
-  m.impl("moe_ffn_forward", moe_ffn_forward_meta);
-  m.impl("moe_ffn_pre_activations", moe_ffn_pre_activations_meta);
-  m.impl("moe_ffn_backward", moe_ffn_backward_meta);
-  m.impl("moe_ffn_backward_sums", moe_ffn_backward_sums_meta);
-}
-
 // Threads share the columns of the weights, as for few rows in moe_ffn_cpu.h: first those of the hidden
 // layers of all experts, then those of the result. A token's experts are added in ascending order.
-
-namespace {
 
 using Number = c10::BFloat16;
 
@@ -381,12 +254,109 @@ at::Tensor by_dot_products(const at::Tensor& x_TD, const at::Tensor& gates_TE, c
 
 }  // namespace
 
+void check_moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                   const at::Tensor& down_proj, int64_t capacity) {
+  check_layer("moe_ffn", x_TD, gates_TE, gate_up_proj, down_proj);
+  TORCH_CHECK(capacity >= 0, "moe_ffn: expected capacity of at least 0, got ", capacity);
+}
+
+void check_moe_ffn_forward(const char* op, const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                           const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
+                           const at::Tensor& down_proj) {
+  check_layer(op, x_TD, gates_TE, gate_up_proj, down_proj);
+  check_tensor(op, "pairs", pairs_A2, {at::kLong, x_TD.device()}, {rows_of(pairs_A2), 2});
+}
+
+void check_moe_ffn_backward(const char* op, const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
+                            const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                            const at::Tensor& down_proj, const at::Tensor& pre_activations_AG) {
+  check_layer(op, x_TD, gates_TE, gate_up_proj, down_proj);
+  const Expected like_x{x_TD.scalar_type(), x_TD.device()};
+  check_tensor(op, "grad_y", grad_y_TD, like_x, x_TD.sym_sizes());
+  check_tensor(op, "pre_activations", pre_activations_AG, like_x,
+               {rows_of(pre_activations_AG), gate_up_proj.sym_size(1)});
+}
+
+void check_moe_ffn_backward_sums(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
+                                 const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                                 const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
+                                 const at::Tensor& gate_up_sum, const at::Tensor& down_sum) {
+  const char* op = "moe_ffn_backward_sums";
+  check_moe_ffn_backward(op, grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
+  const Expected like_gates{gates_TE.scalar_type(), x_TD.device()};
+  check_tensor(op, "gate_up_sum", gate_up_sum, like_gates, gate_up_proj.sym_sizes());
+  check_tensor(op, "down_sum", down_sum, like_gates, down_proj.sym_sizes());
+  TORCH_CHECK(gate_up_sum.is_contiguous() && down_sum.is_contiguous(), op, ": expected contiguous sums");
+}
+
+void check_pairs(const char* op, const at::Tensor& pairs_A2, int64_t experts, int64_t tokens) {
+  const auto pair = pairs_A2.accessor<int64_t, 2>();
+  bool ordered = true;
+  int64_t last_expert = 0, last_token = -1;
+  for (int64_t a = 0; a < pair.size(0); ++a) {
+    const int64_t expert = pair[a][0], token = pair[a][1];
+    ordered &= token >= 0 && token < tokens && expert < experts &&
+               (expert == last_expert ? token > last_token : expert > last_expert);
+    last_expert = expert;
+    last_token = token;
+  }
+  TORCH_CHECK(ordered, op, ": expected pairs (expert, token) in ascending order, experts from 0 to ",
+              experts - 1, " and tokens from 0 to ", tokens - 1, ", got a pair out of order or out of range");
+}
+
+at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                   const at::Tensor& down_proj, int64_t capacity, bool recompute) {
+  return call_op<"dtopp::moe_ffn", decltype(moe_ffn_meta)>(x_TD, gates_TE, gate_up_proj, down_proj, capacity,
+                                                           recompute);
+}
+
 at::Tensor moe_ffn_by_row(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                           const at::Tensor& down_proj) {
   check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, /*capacity=*/0);
   if (!DotProducts::multiply_rows_of(x_TD, x_TD.size(0)))
     return moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj);
   return by_dot_products(plain(x_TD), plain(gates_TE), plain(gate_up_proj), plain(down_proj));
+}
+
+TORCH_LIBRARY_FRAGMENT(dtopp, m) {
+  m.def(
+      "moe_ffn(Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor down_proj, *, int capacity=0, "
+      "bool recompute=False) -> Tensor y_TD");
+  // pairs_A2: the (expert, token) pairs with a gate other than 0, ordered by expert, then token. A CUDA
+  // device uses only its length, as the capacity.
+  m.def(
+      "moe_ffn_forward(Tensor x_TD, Tensor gates_TE, Tensor pairs_A2, Tensor gate_up_proj, Tensor down_proj) "
+      "-> (Tensor y_TD, Tensor pre_activations_AG)");
+  // The second output of moe_ffn_forward alone, to the same bits.
+  m.def(
+      "moe_ffn_pre_activations(Tensor x_TD, Tensor gates_TE, Tensor pairs_A2, Tensor gate_up_proj, Tensor "
+      "down_proj) -> Tensor pre_activations_AG");
+  m.def(
+      "moe_ffn_backward(Tensor grad_y_TD, Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor "
+      "down_proj, Tensor pre_activations_AG, bool[4] needed) -> (Tensor grad_x_TD, Tensor grad_gates_TE, "
+      "Tensor grad_gate_up_proj, Tensor grad_down_proj)");
+  // Writes the gradients of the weights to contiguous sums of the gates' type. It adds to a sum if `add` is
+  // set and overwrites it otherwise (gradient_accumulation_hook.h).
+  m.def(
+      "moe_ffn_backward_sums(Tensor grad_y_TD, Tensor x_TD, Tensor gates_TE, Tensor gate_up_proj, Tensor "
+      "down_proj, Tensor pre_activations_AG, bool[2] needed, Tensor(a!) gate_up_sum, Tensor(b!) down_sum, "
+      "bool[2] add) -> (Tensor grad_x_TD, Tensor grad_gates_TE)");
+}
+
+TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {
+  m.impl("moe_ffn", moe_ffn_autograd);
+  m.impl("moe_ffn_forward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("moe_ffn_pre_activations", torch::autograd::autogradNotImplementedFallback());
+  m.impl("moe_ffn_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("moe_ffn_backward_sums", torch::autograd::autogradNotImplementedFallback());
+}
+
+TORCH_LIBRARY_IMPL(dtopp, Meta, m) {
+  m.impl("moe_ffn", moe_ffn_meta);
+  m.impl("moe_ffn_forward", moe_ffn_forward_meta);
+  m.impl("moe_ffn_pre_activations", moe_ffn_pre_activations_meta);
+  m.impl("moe_ffn_backward", moe_ffn_backward_meta);
+  m.impl("moe_ffn_backward_sums", moe_ffn_backward_sums_meta);
 }
 
 }  // namespace dtopp::ops

@@ -8,6 +8,8 @@
 // Source:        paper, Eq. 1
 #pragma once
 
+#include <tuple>
+
 #include "dtopp/ops/core/torch.h"
 
 namespace dtopp::ops {
@@ -35,14 +37,38 @@ namespace dtopp::ops {
 at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                    const at::Tensor& down_proj, int64_t capacity = 0, bool recompute = false);
 
-// The expert FFNs of tokens that are generated: moe_ffn (moe_ffn.h) without gradients.
+// moe_ffn without gradients, for tokens that are generated. Arguments, result and errors are those of
+// moe_ffn.
 //
 // On a CPU in bf16, a step reads the weights of each expert that any token selected once, without packing
-// them. The tokens of such a step have few rows per expert, so memory is what limits it.
-
-// On a CPU (in bf16: without AMX), a row of y does not depend on the other rows. Arguments, result and errors
-// are those of moe_ffn.
+// them. The tokens of such a step have few rows per expert, so memory is what limits it. On a CPU (in bf16:
+// without AMX), a row of y does not depend on the other rows.
 at::Tensor moe_ffn_by_row(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
                           const at::Tensor& down_proj);
+
+// Argument checks that the CPU and CUDA kernels share.
+
+using TensorPair = std::tuple<at::Tensor, at::Tensor>;
+using TensorQuadruple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+// These functions check the arguments of an op. They read dtypes, devices and sizes, never values. `op` is
+// the name that error messages begin with.
+void check_moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                   const at::Tensor& down_proj, int64_t capacity);
+// For moe_ffn_forward and moe_ffn_pre_activations.
+void check_moe_ffn_forward(const char* op, const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                           const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
+                           const at::Tensor& down_proj);
+void check_moe_ffn_backward(const char* op, const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
+                            const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                            const at::Tensor& down_proj, const at::Tensor& pre_activations_AG);
+void check_moe_ffn_backward_sums(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
+                                 const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                                 const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
+                                 const at::Tensor& gate_up_sum, const at::Tensor& down_sum);
+
+// Checks the contents of an op's pairs_A2 on a CPU: valid experts and tokens in ascending order, without
+// duplicates.
+void check_pairs(const char* op, const at::Tensor& pairs_A2, int64_t experts, int64_t tokens);
 
 }  // namespace dtopp::ops

@@ -124,9 +124,8 @@ double mean_rows(const Assignment& pairs) {
 
 int64_t most_pairs(const Assignment& pairs) {
   int64_t most = 0;
-  for (size_t e = 0; e + 1 < pairs.offset_E1.size(); ++e) {
+  for (size_t e = 0; e + 1 < pairs.offset_E1.size(); ++e)
     most = std::max(most, pairs.count(static_cast<int64_t>(e)));
-  }
   return most;
 }
 
@@ -152,9 +151,8 @@ std::vector<int64_t> token_shares(const Assignment& pairs, const ExpertGroup& gr
   const int64_t shares = thread_shares(tokens);
   const auto pairs_before = [&](int64_t token) {
     int64_t before = 0;
-    for (int64_t e = group.first; e < group.last; ++e) {
+    for (int64_t e = group.first; e < group.last; ++e)
       before += find_pair(pairs, e, token) - pairs.offset_E1[e];
-    }
     return before;
   };
   std::vector<int64_t> starts(shares + 1, 0);

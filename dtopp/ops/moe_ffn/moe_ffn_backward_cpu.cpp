@@ -10,9 +10,6 @@
 
 namespace dtopp::ops {
 
-// Shared by both forms of moe_ffn's CPU backward pass: the activation's derivative, the buffers of a group of
-// experts, and the weights' gradients.
-
 // Rows of the activation's backward pass, or some of their columns. The rows of `pre` and `d_pre` hold gate
 // and up, which are `ffn` numbers apart.
 template <typename Scalar, typename Real, typename Out>
@@ -188,9 +185,6 @@ void weight_gradients(const BackwardInputs& in, const Assignment& pairs, const E
   });
 }
 
-// moe_ffn's CPU backward pass for experts with few rows: each thread computes its columns of d_pre and of r A
-// for a group, then its columns of dx. The weights' gradients are computed as for experts with many rows.
-
 // Returns expert e's matrix [K, N] of a weight [E, K, N].
 template <typename Scalar>
 RightSide<Scalar> right_side(const at::Tensor& weight, int64_t e) {
@@ -286,27 +280,16 @@ void backward_block(const BackwardInputs& in, const Assignment& pairs, const Row
   Real* da = buffers.da_NF.of(block.share);
   Tiles::template multiply<Order::kRows>(left, down, rows, ffn, hidden, da, ffn, false);
   const int64_t parts = gate_parts(ffn);
-  const SwigluRows<Scalar, Real, Real> activation{
-      rows,
-      ffn,
-      ffn,
-      in.pre_activations_AG.const_data_ptr<Scalar>() + block.pair * 2 * ffn,
-      da,
-      ffn,
-      in.gates_TE.const_data_ptr<Real>() + block.expert,
-      experts,
-      tokens,
-      buffers.d_pre_NG.of(0) + row * 2 * ffn,
-      2 * ffn,
-      buffers.scaled_NF.of(0) + row * ffn,
-      buffers.gate_parts.of(block.share),
-      parts};
-  swiglu_backward(activation);
+  Real *d_pre = buffers.d_pre_NG.of(0) + row * 2 * ffn, *gate_sums = buffers.gate_parts.of(block.share);
+  swiglu_backward(SwigluRows<Scalar, Real, Real>{
+      rows, ffn, ffn, in.pre_activations_AG.const_data_ptr<Scalar>() + block.pair * 2 * ffn, da, ffn,
+      in.gates_TE.const_data_ptr<Real>() + block.expert, experts, tokens, d_pre, 2 * ffn,
+      buffers.scaled_NF.of(0) + row * ffn, gate_sums, parts});
   if (grad.gates_TE.defined())
-    sum_gate_parts(activation.gate_parts, parts, tokens, rows,
-                   grad.gates_TE.mutable_data_ptr<Real>() + block.expert, experts);
+    sum_gate_parts(gate_sums, parts, tokens, rows, grad.gates_TE.mutable_data_ptr<Real>() + block.expert,
+                   experts);
   if (!grad.x_TD.defined()) return;
-  pack_left_rows<Tiles>([&](int64_t n) { return activation.d_pre + n * 2 * ffn; }, rows, 2 * ffn, left);
+  pack_left_rows<Tiles>([&](int64_t n) { return d_pre + n * 2 * ffn; }, rows, 2 * ffn, left);
   Real* dx = buffers.dx_ND.of(block.share);
   Tiles::template multiply<Order::kRows>(left, gate_up, rows, hidden, 2 * ffn, dx, hidden, false);
   scatter_add(dx, pairs, block.pair, rows, hidden, grad.sums_of_x<Real>());
@@ -385,11 +368,10 @@ void backward_rows(const BackwardInputs& in, const Assignment& pairs, const at::
 }
 
 // Returns (grad_x_TD, grad_gates_TE). The weights' gradients go to the destinations in `grad`.
-std::tuple<at::Tensor, at::Tensor> run_backward(const char* op, const at::Tensor& grad_y_TD,
-                                                const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                                                const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
-                                                const at::Tensor& pre_activations_AG, bool need_x,
-                                                bool need_gates, Gradients grad) {
+TensorPair run_backward(const char* op, const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
+                        const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                        const at::Tensor& down_proj, const at::Tensor& pre_activations_AG, bool need_x,
+                        bool need_gates, Gradients grad) {
   if (need_x) grad.x_TD = at::zeros(x_TD.sizes(), gates_TE.options());
   if (need_gates) grad.gates_TE = at::zeros(gates_TE.sizes(), gates_TE.options());
   const Assignment pairs = assign(pairs_of(gates_TE), gates_TE.size(1));
@@ -410,11 +392,12 @@ std::tuple<at::Tensor, at::Tensor> run_backward(const char* op, const at::Tensor
   return {grad.x_TD, grad.gates_TE};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> moe_ffn_backward_cpu(
-    const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-    const at::Tensor& gate_up_proj, const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
-    std::array<bool, 4> needed) {
-  check_moe_ffn_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
+TensorQuadruple moe_ffn_backward_cpu(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
+                                     const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                                     const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
+                                     std::array<bool, 4> needed) {
+  check_moe_ffn_backward("moe_ffn_backward", grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj,
+                         pre_activations_AG);
   Gradients grad;
   if (needed[2]) grad.gate_up_proj.sum = at::empty(gate_up_proj.sizes(), gate_up_proj.options());
   if (needed[3]) grad.down_proj.sum = at::empty(down_proj.sizes(), down_proj.options());
@@ -423,11 +406,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> moe_ffn_backward_cpu(
   return {grad_x_TD, grad_gates_TE, grad.gate_up_proj.sum, grad.down_proj.sum};
 }
 
-std::tuple<at::Tensor, at::Tensor> moe_ffn_backward_sums_cpu(
-    const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-    const at::Tensor& gate_up_proj, const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
-    std::array<bool, 2> needed, const at::Tensor& gate_up_sum, const at::Tensor& down_sum,
-    std::array<bool, 2> add) {
+TensorPair moe_ffn_backward_sums_cpu(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
+                                     const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                                     const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
+                                     std::array<bool, 2> needed, const at::Tensor& gate_up_sum,
+                                     const at::Tensor& down_sum, std::array<bool, 2> add) {
   check_moe_ffn_backward_sums(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG,
                               gate_up_sum, down_sum);
   Gradients grad;

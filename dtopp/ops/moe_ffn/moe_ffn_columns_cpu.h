@@ -23,9 +23,8 @@ std::vector<RowBlock> row_blocks(const Assignment& pairs, const ExpertGroup& gro
   for (int64_t e = group.first; e < group.last; ++e) {
     const int64_t last = pairs.offset_E1[e + 1];
     const int64_t step = even_part(pairs.count(e), kMostRows<Tiles>, Tiles::shape().rows);
-    for (int64_t pair = pairs.offset_E1[e]; pair < last; pair += step) {
+    for (int64_t pair = pairs.offset_E1[e]; pair < last; pair += step)
       blocks.push_back({e, pair, std::min(step, last - pair), 0});
-    }
   }
   return blocks;
 }
@@ -50,10 +49,9 @@ struct ColumnBuffers {
   // Packs rows of K numbers. row(n) points to the n-th.
   template <typename Row>
   void pack_rows(const Row& row, int64_t rows, int64_t K, int64_t share) const {
-    for (int64_t k = 0; k < K; k += kTileDepth) {
+    for (int64_t k = 0; k < K; k += kTileDepth)
       pack_left_rows<Tiles>([&](int64_t n) { return row(n) + k; }, rows, std::min(kTileDepth, K - k),
                             left.of(share) + k / kTileDepth * left_block());
-    }
   }
 
   // to = the packed rows times the columns [n, n + columns) of B. Its rows are `ldc` numbers apart.

@@ -67,9 +67,8 @@ void forward_block(const ForwardTensors& t, const Assignment& pairs, const RowBl
   pack_left_rows<Tiles>([&](int64_t n) { return x + tokens[n] * hidden; }, block.rows, hidden,
                         buffers.x_ND.of(share));
   Scalar* saved = nullptr;
-  if (t.pre_activations_AG.defined()) {
+  if (t.pre_activations_AG.defined())
     saved = t.pre_activations_AG.mutable_data_ptr<Scalar>() + block.pair * 2 * ffn;
-  }
   Real* pre = buffers.pre_NG.of(share);
   if constexpr (std::is_same_v<Scalar, Real>) {
     if (saved != nullptr) pre = std::exchange(saved, nullptr);  // compute directly in the saved tensor
@@ -95,9 +94,8 @@ void forward_block_in_tiles(const ForwardTensors& t, const Assignment& pairs, co
   const auto* x = t.x_TD.const_data_ptr<c10::BFloat16>();
   c10::BFloat16 *rows_ND = buffers.x_ND.of(block.share), *act = buffers.act_NF.of(block.share);
   c10::BFloat16* saved = nullptr;
-  if (t.pre_activations_AG.defined()) {
+  if (t.pre_activations_AG.defined())
     saved = t.pre_activations_AG.mutable_data_ptr<c10::BFloat16>() + block.pair * width;
-  }
   const Bfloat16Loops& loops = bfloat16_loops();
   pack_left_rows<Tiles>([&](int64_t n) { return x + tokens[n] * hidden; }, block.rows, hidden, rows_ND);
   Tiles::multiply_finish(rows_ND, gate_up, block.rows, Tiles::paired_columns(ffn), hidden,
@@ -115,17 +113,6 @@ void forward_block_in_tiles(const ForwardTensors& t, const Assignment& pairs, co
       [&](const float* tile, int64_t m, int64_t rows, int64_t n, int64_t columns) {
         loops.add_rows(tile, rows, columns, {y.y_TD + n, y.stride, tokens + m, y.gates_TE, y.gate_stride});
       });
-}
-
-// Packs the columns [begin, end) of gate and up as a right operand.
-template <typename Scalar, typename Tiles>
-void pack_gate_up(const Scalar* gate_up_GD, int64_t hidden, int64_t ffn, int64_t begin, int64_t end,
-                  typename Tiles::Packed* packed) {
-  if constexpr (Tiles::kFinishes) {
-    Tiles::pack_right_paired(gate_up_GD, gate_up_GD + ffn * hidden, hidden, hidden, ffn, begin, end, packed);
-  } else {
-    Tiles::pack_right_transposed(gate_up_GD, hidden, hidden, 2 * ffn, begin, end, packed);
-  }
 }
 
 template <typename Tiles>
@@ -149,7 +136,12 @@ void forward_rows(const ForwardTensors& t, const Assignment& pairs, const at::Te
     if (group.rows == 0) continue;
     pack_weights<Tiles>(
         pairs, group, columns, gate_up, [&](int64_t e, int64_t begin, int64_t end, auto* out) {
-          pack_gate_up<Scalar, Tiles>(gate_up_EGD + e * 2 * ffn * hidden, hidden, ffn, begin, end, out);
+          const Scalar* gate = gate_up_EGD + e * 2 * ffn * hidden;
+          if constexpr (Tiles::kFinishes) {
+            Tiles::pack_right_paired(gate, gate + ffn * hidden, hidden, hidden, ffn, begin, end, out);
+          } else {
+            Tiles::pack_right_transposed(gate, hidden, hidden, 2 * ffn, begin, end, out);
+          }
         });
     if (t.y_TD.defined()) {
       pack_weights<Tiles>(pairs, group, hidden, down, [&](int64_t e, int64_t begin, int64_t end, auto* out) {
@@ -182,9 +174,8 @@ void activate_columns(const ForwardTensors& t, const RowBlock& block, const Scal
   buffers.multiply(block.rows, hidden, up_DF, begin, columns, block.share, pre + columns, 2 * columns,
                    gate_DF.rows(0, depth, begin + columns, columns));
   Scalar* saved = nullptr;
-  if (t.pre_activations_AG.defined()) {
+  if (t.pre_activations_AG.defined())
     saved = t.pre_activations_AG.mutable_data_ptr<Scalar>() + block.pair * 2 * ffn + begin;
-  }
   run_widest([&] {
     for (int64_t n = 0; n < block.rows; ++n) {
       const Real *gate = pre + n * 2 * columns, *up = gate + columns;
@@ -219,10 +210,9 @@ void forward_columns(const ForwardTensors& t, const Assignment& pairs, const at:
           const int64_t* tokens = pairs.token_A.data() + block.pair;
           buffers.pack_rows([&](int64_t n) { return x + tokens[n] * hidden; }, block.rows, hidden,
                             block.share);
-          for (int64_t f = begin; f < end; f += kColumnsAtOnce) {
+          for (int64_t f = begin; f < end; f += kColumnsAtOnce)
             activate_columns<Scalar, Tiles>(t, block, gate_up_EGD + block.expert * 2 * ffn * hidden, ffn, f,
                                             std::min(kColumnsAtOnce, end - f), buffers, act_of(block));
-          }
         });
     if (!t.y_TD.defined()) continue;
     add_results<Tiles>(
@@ -258,11 +248,9 @@ void run_forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::T
   });
 }
 
-std::tuple<at::Tensor, at::Tensor> moe_ffn_forward_cpu(const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                                                       const at::Tensor& pairs_A2,
-                                                       const at::Tensor& gate_up_proj,
-                                                       const at::Tensor& down_proj) {
-  check_moe_ffn_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
+TensorPair moe_ffn_forward_cpu(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& pairs_A2,
+                               const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
+  check_moe_ffn_forward("moe_ffn_forward", x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
   check_pairs("moe_ffn_forward", pairs_A2, gates_TE.size(1), x_TD.size(0));
   const at::Tensor pre_AG = at::empty({pairs_A2.size(0), gate_up_proj.size(1)}, x_TD.options());
   const at::Tensor y_TD = at::zeros(x_TD.sizes(), gates_TE.options());
@@ -273,7 +261,7 @@ std::tuple<at::Tensor, at::Tensor> moe_ffn_forward_cpu(const at::Tensor& x_TD, c
 at::Tensor moe_ffn_pre_activations_cpu(const at::Tensor& x_TD, const at::Tensor& gates_TE,
                                        const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
                                        const at::Tensor& down_proj) {
-  check_moe_ffn_pre_activations(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
+  check_moe_ffn_forward("moe_ffn_pre_activations", x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
   check_pairs("moe_ffn_pre_activations", pairs_A2, gates_TE.size(1), x_TD.size(0));
   at::Tensor pre_AG = at::empty({pairs_A2.size(0), gate_up_proj.size(1)}, x_TD.options());
   run_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj, at::Tensor(), pre_AG);

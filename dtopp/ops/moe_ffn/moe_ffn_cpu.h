@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "dtopp/ops/gemm/cpu_kernel.h"
-#include "dtopp/ops/moe_ffn/moe_ffn_kernel.h"
+#include "dtopp/ops/moe_ffn/moe_ffn.h"
 
 namespace dtopp::ops {
 
@@ -126,9 +126,8 @@ void for_row_blocks(const Assignment& pairs, const ExpertGroup& group, int64_t t
         const int64_t first = find_pair(pairs, e, starts[share]);
         const int64_t last = find_pair(pairs, e, starts[share + 1]);
         const int64_t step = even_part(last - first, Tiles::kLargestBlock, Tiles::shape().rows);
-        for (int64_t pair = first; pair < last; pair += step) {
+        for (int64_t pair = first; pair < last; pair += step)
           body(RowBlock{e, pair, std::min(step, last - pair), share});
-        }
       }
     }
     Tiles::release();
@@ -169,10 +168,9 @@ void pack_weights(const Assignment& pairs, const ExpertGroup& group, int64_t N,
   at::parallel_for(0, group.experts() * panels, 1, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t e = begin / panels, stop = std::min(end, (e + 1) * panels);
-      if (pairs.count(group.first + e) > 0) {
+      if (pairs.count(group.first + e) > 0)
         pack(group.first + e, (begin - e * panels) * columns, std::min(N, (stop - e * panels) * columns),
              out.of(e));
-      }
       begin = stop;
     }
   });

@@ -3,7 +3,7 @@
 //
 // With capacity the host reads nothing, with two exceptions: the reference path of GemmChoice, and torch's
 // grouped GEMM on devices other than compute capability 9.0.
-#include "dtopp/ops/moe_ffn/moe_ffn_kernel.h"
+#include "dtopp/ops/moe_ffn/moe_ffn.h"
 #include "dtopp/ops/moe_ffn/moe_ffn_pairs_cuda.h"
 
 namespace dtopp::ops {
@@ -12,9 +12,8 @@ namespace {
 using cuda::Pairs;
 
 // Returns (y_TD, pre_activations_AG).
-std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& gates,
-                                           const at::Tensor& gate_up, const at::Tensor& down,
-                                           int64_t capacity) {
+TensorPair forward(const at::Tensor& x, const at::Tensor& gates, const at::Tensor& gate_up,
+                   const at::Tensor& down, int64_t capacity) {
   const c10::DeviceGuard guard(x.device());
   const at::Tensor x_TD = cuda::aligned(x), gates_TE = gates.contiguous();
   const at::Tensor gate_up_EGD = gate_up.contiguous(), down_EDF = down.contiguous();
@@ -28,11 +27,10 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor
 }
 
 // Uses only the length of pairs_A2, as the capacity. It is 0 only if there are no pairs.
-std::tuple<at::Tensor, at::Tensor> moe_ffn_forward_cuda(const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                                                        const at::Tensor& pairs_A2,
-                                                        const at::Tensor& gate_up_proj,
-                                                        const at::Tensor& down_proj) {
-  check_moe_ffn_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
+TensorPair moe_ffn_forward_cuda(const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                                const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
+                                const at::Tensor& down_proj) {
+  check_moe_ffn_forward("moe_ffn_forward", x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
   if (pairs_A2.size(0) == 0)
     return {at::zeros(x_TD.sizes(), x_TD.options()), at::empty({0, gate_up_proj.size(1)}, x_TD.options())};
   return forward(x_TD, gates_TE, gate_up_proj, down_proj, pairs_A2.size(0));
@@ -41,7 +39,7 @@ std::tuple<at::Tensor, at::Tensor> moe_ffn_forward_cuda(const at::Tensor& x_TD, 
 at::Tensor moe_ffn_pre_activations_cuda(const at::Tensor& x_TD, const at::Tensor& gates_TE,
                                         const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
                                         const at::Tensor& down_proj) {
-  check_moe_ffn_pre_activations(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
+  check_moe_ffn_forward("moe_ffn_pre_activations", x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
   const int64_t capacity = pairs_A2.size(0);
   if (capacity == 0) return at::empty({0, gate_up_proj.size(1)}, x_TD.options());
   const c10::DeviceGuard guard(x_TD.device());
@@ -59,29 +57,22 @@ at::Tensor moe_ffn_cuda(const at::Tensor& x_TD, const at::Tensor& gates_TE, cons
 
 at::Tensor gate_gradients(const Pairs& pairs, const at::Tensor& grad_gate_AP) {
   at::Tensor grad_gates_TE = at::empty(pairs.position_TE.sizes(), grad_gate_AP.options());
-  const auto spread = [&](auto real) {
+  cuda::dispatch_real(grad_gate_AP, [&](auto real) {
     using Real = decltype(real);
     cuda::spread_gate_gradients(cuda::read<Real>(grad_gate_AP), grad_gate_AP.size(1),
                                 cuda::read<int32_t>(pairs.position_TE), grad_gates_TE.numel(),
                                 cuda::write<Real>(grad_gates_TE), cuda::current_stream(grad_gate_AP));
-  };
-  if (grad_gate_AP.scalar_type() == at::kDouble) {
-    spread(double{});
-  } else {
-    spread(float{});
-  }
+  });
   return grad_gates_TE;
 }
-
-using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 // Destinations of the weights' gradients.
 struct AccumulationTargets {
   AccumulationTarget gate_up, down;
 };
 
-Gradients zero_gradients(const std::array<at::Tensor, 4>& inputs, std::array<bool, 4> needed,
-                         const AccumulationTargets& targets) {
+TensorQuadruple zero_gradients(const std::array<at::Tensor, 4>& inputs, std::array<bool, 4> needed,
+                               const AccumulationTargets& targets) {
   const auto zeros = [&](size_t i) {
     return needed[i] ? at::zeros(inputs[i].sizes(), inputs[i].options()) : at::Tensor();
   };
@@ -91,10 +82,10 @@ Gradients zero_gradients(const std::array<at::Tensor, 4>& inputs, std::array<boo
           targets.down.sum.defined() ? at::Tensor() : zeros(3)};
 }
 
-Gradients backward(const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                   const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
-                   const at::Tensor& pre_activations_AG, std::array<bool, 4> needed,
-                   const AccumulationTargets& targets) {
+TensorQuadruple backward(const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
+                         const at::Tensor& gate_up_proj, const at::Tensor& down_proj,
+                         const at::Tensor& pre_activations_AG, std::array<bool, 4> needed,
+                         const AccumulationTargets& targets) {
   const c10::DeviceGuard guard(x_TD.device());
   if (pre_activations_AG.size(0) == 0)
     return zero_gradients({x_TD, gates_TE, gate_up_proj, down_proj}, needed, targets);
@@ -110,26 +101,26 @@ Gradients backward(const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at
     if (needed[3]) grad_down = cuda::down_gradient(pairs, dy_TD, gradient, targets.down);
     d_pre_AG = gradient.d_pre_AG;
   }
-  if (needed[0]) {
+  if (needed[0])
     grad_x_TD = cuda::sum_pairs(pairs, cuda::input_gradient(pairs, d_pre_AG, gate_up_EGD), at::Tensor());
-  }
   if (needed[2]) grad_gate_up = cuda::gate_up_gradient(pairs, d_pre_AG, x, targets.gate_up);
   return {grad_x_TD, grad_gates_TE, grad_gate_up, grad_down};
 }
 
-Gradients moe_ffn_backward_cuda(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
-                                const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                                const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
-                                std::array<bool, 4> needed) {
-  check_moe_ffn_backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
+TensorQuadruple moe_ffn_backward_cuda(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
+                                      const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                                      const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
+                                      std::array<bool, 4> needed) {
+  check_moe_ffn_backward("moe_ffn_backward", grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj,
+                         pre_activations_AG);
   return backward(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG, needed, {});
 }
 
-std::tuple<at::Tensor, at::Tensor> moe_ffn_backward_sums_cuda(
-    const at::Tensor& grad_y_TD, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-    const at::Tensor& gate_up_proj, const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
-    std::array<bool, 2> needed, const at::Tensor& gate_up_sum, const at::Tensor& down_sum,
-    std::array<bool, 2> add) {
+TensorPair moe_ffn_backward_sums_cuda(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
+                                      const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
+                                      const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
+                                      std::array<bool, 2> needed, const at::Tensor& gate_up_sum,
+                                      const at::Tensor& down_sum, std::array<bool, 2> add) {
   check_moe_ffn_backward_sums(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG,
                               gate_up_sum, down_sum);
   for (const at::Tensor& sum : {gate_up_sum, down_sum})

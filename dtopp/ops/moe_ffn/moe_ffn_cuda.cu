@@ -45,9 +45,7 @@ __global__ void __launch_bounds__(kRowThreads)
     const auto gate = load_pack<kWidth>(gates, pack), up = load_pack<kWidth>(ups, pack);
     Pack<Scalar, kWidth> act;
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      store(&act.of[i], swiglu<Scalar>(load(gate.of[i]), load(up.of[i])));
-    }
+    for (int i = 0; i < kWidth; ++i) store(&act.of[i], swiglu<Scalar>(load(gate.of[i]), load(up.of[i])));
     store_pack(act_AF + row * ffn, pack, act);
   }
 }

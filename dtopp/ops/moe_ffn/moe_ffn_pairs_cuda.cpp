@@ -1,17 +1,9 @@
 #include "dtopp/ops/moe_ffn/moe_ffn_pairs_cuda.h"
 
-#include <limits>
-
 #include "dtopp/ops/moe_ffn/cuda/fused/fused_gemm.h"
 
 namespace dtopp::ops::cuda {
-
 namespace {
-
-std::vector<int64_t> read_on_host(const at::Tensor& offsets_E1) {
-  const at::Tensor offsets = offsets_E1.to(at::kCPU, at::kLong);
-  return {offsets.const_data_ptr<int64_t>(), offsets.const_data_ptr<int64_t>() + offsets.size(0)};
-}
 
 // Returns cumulative ends, the format of at::_grouped_mm.
 at::Tensor ends_of(const Pairs& pairs) { return pairs.offsets_E1.slice(0, 1); }
@@ -22,54 +14,8 @@ void for_experts(const Pairs& pairs, const Body& body) {
     body(static_cast<int64_t>(e), pairs.host_offsets_E1[e], pairs.host_offsets_E1[e + 1]);
 }
 
-template <typename Real>
-void fill(const GateTable<Real>& table, const at::Tensor& counts_EB, int64_t capacity, Pairs& pairs,
-          Stream stream) {
-  fill_pairs<Real>(table, read<int32_t>(counts_EB),
-                   {read<int32_t>(pairs.offsets_E1), capacity, write<int32_t>(pairs.token_A),
-                    write<Real>(pairs.gate_A), write<int32_t>(pairs.position_TE)},
-                   stream);
-}
-
-}  // namespace
-
-at::Tensor aligned(const at::Tensor& tensor) {
-  const at::Tensor contiguous = tensor.contiguous();
-  return begins_aligned(contiguous) ? contiguous : contiguous.clone();
-}
-
-Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, const GemmChoice& gemms) {
-  const int64_t tokens = gates_TE.size(0), experts = gates_TE.size(1);
-  check_number_of_experts("moe_ffn", experts);
-  TORCH_CHECK(capacity >= 0 && std::max(capacity, tokens * experts) <= kMostPairs,
-              "moe_ffn: expected at most 2^31 - 1 tokens times experts and capacity from 0 to that, got ",
-              tokens, " tokens, ", experts, " experts and ", capacity);
-  const Stream stream = current_stream(gates_TE);
-  const auto integer = gates_TE.options().dtype(at::kInt);
-  const at::Tensor counts_EB = at::empty({experts, pair_blocks(tokens)}, integer);
-  const at::Tensor totals_E = at::empty({experts}, integer);
-  Pairs pairs{at::empty({experts + 1}, integer), {}, {}, at::empty({tokens, experts}, integer), gemms, {}};
-  const auto with_table = [&](const auto& body) {
-    if (gates_TE.scalar_type() == at::kDouble)
-      return body(GateTable<double>{read<double>(gates_TE), tokens, experts});
-    body(GateTable<float>{read<float>(gates_TE), tokens, experts});
-  };
-  with_table([&](const auto& table) {
-    count_pairs(table, write<int32_t>(counts_EB), write<int32_t>(totals_E), stream);
-  });
-  offset_pairs(read<int32_t>(totals_E), experts, capacity > 0 ? capacity : kMostPairs,
-               write<int32_t>(pairs.offsets_E1), stream);
-  const bool on_host = gemms.need_offsets_on_host();
-  if (on_host) pairs.host_offsets_E1 = read_on_host(pairs.offsets_E1);
-  const int64_t rows = capacity > 0 ? capacity
-                       : on_host    ? pairs.host_offsets_E1.back()
-                                    : pairs.offsets_E1[experts].item<int>();
-  pairs.token_A = at::empty({rows}, integer);
-  pairs.gate_A = at::empty({rows}, gates_TE.options());
-  with_table([&](const auto& table) { fill(table, counts_EB, rows, pairs, stream); });
-  return pairs;
-}
-
+// The functions below serve GEMMs without a fused kernel. gather_pairs returns x_TD[token_A]. Rows beyond the
+// pairs stay uninitialized, also in the results of the GEMMs.
 at::Tensor gather_pairs(const Pairs& pairs, const at::Tensor& x_TD) {
   const int64_t hidden = x_TD.size(1);
   at::Tensor rows_AD = at::empty({pairs.capacity(), hidden}, x_TD.options());
@@ -81,6 +27,7 @@ at::Tensor gather_pairs(const Pairs& pairs, const at::Tensor& x_TD) {
   return rows_AD;
 }
 
+// Returns rows_AK[a] weight_EKN[e] for the pairs a of each expert e: [A, N].
 at::Tensor multiply_pairs(const Pairs& pairs, const at::Tensor& rows_AK, const at::Tensor& weight_EKN) {
   if (pairs.gemms.grouped) return at::_grouped_mm(rows_AK, weight_EKN, ends_of(pairs));
   at::Tensor out_AN = at::empty({rows_AK.size(0), weight_EKN.size(2)}, rows_AK.options());
@@ -91,6 +38,8 @@ at::Tensor multiply_pairs(const Pairs& pairs, const at::Tensor& rows_AK, const a
   return out_AN;
 }
 
+// Returns the sum over each expert's pairs a of left_AM[a]^T right_AN[a], formed in fp32 and rounded once:
+// [E, M, N].
 at::Tensor sum_pair_products(const Pairs& pairs, const at::Tensor& left_AM, const at::Tensor& right_AN) {
   const int64_t experts = pairs.offsets_E1.size(0) - 1;
   if (pairs.gemms.grouped) {
@@ -107,24 +56,6 @@ at::Tensor sum_pair_products(const Pairs& pairs, const at::Tensor& left_AM, cons
   });
   return out_EMN;
 }
-
-at::Tensor sum_pairs(const Pairs& pairs, const at::Tensor& rows_AD, const at::Tensor& gates_TE) {
-  const int64_t tokens = pairs.position_TE.size(0), experts = pairs.position_TE.size(1),
-                hidden = rows_AD.size(1);
-  at::Tensor sums_TD = at::empty({tokens, hidden}, rows_AD.options());
-  dispatch(rows_AD, [&](auto scalar) {
-    using Scalar = decltype(scalar);
-    sum_rows<Scalar>(
-        {read<Scalar>(rows_AD), read<int32_t>(pairs.position_TE), read_if<Accumulator<Scalar>>(gates_TE),
-         tokens, experts, hidden, expert_tree(experts), write<Scalar>(sums_TD)},
-        current_stream(rows_AD));
-  });
-  return sums_TD;
-}
-
-namespace {
-
-bool is_fused(const Pairs& pairs, ExpertGemm gemm) { return pairs.gemms.is_fused(gemm); }
 
 FusedGemm fused_gemm(const Pairs& pairs, int64_t hidden, int64_t ffn) {
   return {read<int32_t>(pairs.offsets_E1),
@@ -162,6 +93,60 @@ bool is_aligned(const at::Tensor& tensor) {
 
 }  // namespace
 
+at::Tensor aligned(const at::Tensor& tensor) {
+  const at::Tensor contiguous = tensor.contiguous();
+  return begins_aligned(contiguous) ? contiguous : contiguous.clone();
+}
+
+Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, const GemmChoice& gemms) {
+  const int64_t tokens = gates_TE.size(0), experts = gates_TE.size(1);
+  check_number_of_experts("moe_ffn", experts);
+  TORCH_CHECK(capacity >= 0 && std::max(capacity, tokens * experts) <= kMostPairs,
+              "moe_ffn: expected at most 2^31 - 1 tokens times experts and capacity from 0 to that, got ",
+              tokens, " tokens, ", experts, " experts and ", capacity);
+  const Stream stream = current_stream(gates_TE);
+  const auto integer = gates_TE.options().dtype(at::kInt);
+  const at::Tensor counts_EB = at::empty({experts, pair_blocks(tokens)}, integer);
+  const at::Tensor totals_E = at::empty({experts}, integer);
+  Pairs pairs{at::empty({experts + 1}, integer), {}, {}, at::empty({tokens, experts}, integer), gemms, {}};
+  dispatch_real(gates_TE, [&](auto real) {
+    using Real = decltype(real);
+    const GateTable<Real> table{read<Real>(gates_TE), tokens, experts};
+    count_pairs(table, write<int32_t>(counts_EB), write<int32_t>(totals_E), stream);
+    offset_pairs(read<int32_t>(totals_E), experts, capacity > 0 ? capacity : kMostPairs,
+                 write<int32_t>(pairs.offsets_E1), stream);
+    if (gemms.need_offsets_on_host()) {
+      const at::Tensor offsets = pairs.offsets_E1.to(at::kCPU, at::kLong);
+      pairs.host_offsets_E1.assign(offsets.const_data_ptr<int64_t>(),
+                                   offsets.const_data_ptr<int64_t>() + offsets.numel());
+    }
+    const int64_t rows = capacity > 0                   ? capacity
+                         : gemms.need_offsets_on_host() ? pairs.host_offsets_E1.back()
+                                                        : pairs.offsets_E1[experts].template item<int>();
+    pairs.token_A = at::empty({rows}, integer);
+    pairs.gate_A = at::empty({rows}, gates_TE.options());
+    fill_pairs<Real>(table, read<int32_t>(counts_EB),
+                     {read<int32_t>(pairs.offsets_E1), rows, write<int32_t>(pairs.token_A),
+                      write<Real>(pairs.gate_A), write<int32_t>(pairs.position_TE)},
+                     stream);
+  });
+  return pairs;
+}
+
+at::Tensor sum_pairs(const Pairs& pairs, const at::Tensor& rows_AD, const at::Tensor& gates_TE) {
+  const int64_t tokens = pairs.position_TE.size(0), experts = pairs.position_TE.size(1),
+                hidden = rows_AD.size(1);
+  at::Tensor sums_TD = at::empty({tokens, hidden}, rows_AD.options());
+  dispatch(rows_AD, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    sum_rows<Scalar>(
+        {read<Scalar>(rows_AD), read<int32_t>(pairs.position_TE), read_if<Accumulator<Scalar>>(gates_TE),
+         tokens, experts, hidden, expert_tree(experts), write<Scalar>(sums_TD)},
+        current_stream(rows_AD));
+  });
+  return sums_TD;
+}
+
 GemmChoice choose_gemms(const at::Tensor& gate_up_EGD, const at::Tensor& down_EDF) {
   constexpr int64_t kMostGroups = 1023;  // limit of at::_grouped_mm
   if (gate_up_EGD.scalar_type() != at::kBFloat16 || !is_aligned(gate_up_EGD) || !is_aligned(down_EDF))
@@ -175,7 +160,7 @@ ActivatedPairs activate_pairs(const Pairs& pairs, const at::Tensor& x_TD, const 
   const int64_t ffn = gate_up_EGD.size(1) / 2;
   ActivatedPairs out;
   out.act_AF = empty_rows(pairs, ffn, x_TD);
-  if (is_fused(pairs, ExpertGemm::kActivation)) {
+  if (pairs.gemms.is_fused(ExpertGemm::kActivation)) {
     out.pre_AG = empty_rows(pairs, 2 * ffn, x_TD);
     fused_activation(fused_gemm(pairs, x_TD.size(1), ffn),
                      {bf16(x_TD), bf16(gate_up_EGD), write_bf16(out.pre_AG), write_bf16(out.act_AF)});
@@ -190,7 +175,7 @@ ActivatedPairs activate_pairs(const Pairs& pairs, const at::Tensor& x_TD, const 
 }
 
 at::Tensor project_pairs(const Pairs& pairs, const at::Tensor& act_AF, const at::Tensor& down_EDF) {
-  if (!is_fused(pairs, ExpertGemm::kProjection))
+  if (!pairs.gemms.is_fused(ExpertGemm::kProjection))
     return multiply_pairs(pairs, act_AF, down_EDF.transpose(1, 2));
   at::Tensor out_AD = empty_rows(pairs, down_EDF.size(1), act_AF);
   fused_projection(fused_gemm(pairs, down_EDF.size(1), down_EDF.size(2)), bf16(act_AF), bf16(down_EDF),
@@ -205,7 +190,7 @@ ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_
     return at::empty({pairs.capacity(), parts}, pairs.gate_A.options());
   };
   ActivationGradient out{at::empty_like(pre_AG), empty_rows(pairs, ffn, pre_AG), {}, {}};
-  if (is_fused(pairs, ExpertGemm::kActivationGradient)) {
+  if (pairs.gemms.is_fused(ExpertGemm::kActivationGradient)) {
     out.grad_gate_AP = gate_gradients(gate_parts(ffn));
     fused_activation_gradient(
         fused_gemm(pairs, dy_TD.size(1), ffn),
@@ -224,14 +209,14 @@ ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_
          write<Scalar>(out.d_pre_AG), write<Scalar>(out.scaled_AF), write<Real>(out.grad_gate_AP)},
         pairs.rows(), current_stream(pre_AG));
   });
-  if (is_fused(pairs, ExpertGemm::kDownGradient))
+  if (pairs.gemms.is_fused(ExpertGemm::kDownGradient))
     out.dy_AD.reset();  // the fused kernel gathers these rows itself
   return out;
 }
 
 at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const ActivationGradient& gradient,
                          const AccumulationTarget& target) {
-  if (!is_fused(pairs, ExpertGemm::kDownGradient)) {
+  if (!pairs.gemms.is_fused(ExpertGemm::kDownGradient)) {
     const at::Tensor dy_AD = gradient.dy_AD.defined() ? gradient.dy_AD : gather_pairs(pairs, dy_TD);
     return target.take(sum_pair_products(pairs, dy_AD, gradient.scaled_AF));
   }
@@ -243,7 +228,7 @@ at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const Acti
 }
 
 at::Tensor input_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& gate_up_EGD) {
-  if (!is_fused(pairs, ExpertGemm::kInputGradient)) return multiply_pairs(pairs, d_pre_AG, gate_up_EGD);
+  if (!pairs.gemms.is_fused(ExpertGemm::kInputGradient)) return multiply_pairs(pairs, d_pre_AG, gate_up_EGD);
   const int64_t hidden = gate_up_EGD.size(2);
   at::Tensor dx_AD = empty_rows(pairs, hidden, d_pre_AG);
   fused_input_gradient(fused_gemm(pairs, hidden, gate_up_EGD.size(1) / 2), bf16(d_pre_AG), bf16(gate_up_EGD),
@@ -253,7 +238,7 @@ at::Tensor input_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const 
 
 at::Tensor gate_up_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& x_TD,
                             const AccumulationTarget& target) {
-  if (!is_fused(pairs, ExpertGemm::kGateUpGradient))
+  if (!pairs.gemms.is_fused(ExpertGemm::kGateUpGradient))
     return target.take(sum_pair_products(pairs, d_pre_AG, gather_pairs(pairs, x_TD)));
   const int64_t hidden = x_TD.size(1), gate_up = d_pre_AG.size(1);
   const FusedGemm layer = fused_gemm(pairs, hidden, gate_up / 2);

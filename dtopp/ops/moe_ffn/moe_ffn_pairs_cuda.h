@@ -39,17 +39,6 @@ struct Pairs {
 // reads.
 Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, const GemmChoice& gemms);
 
-// The functions below serve GEMMs without a fused kernel. gather_pairs returns x_TD[token_A]. Rows beyond the
-// pairs stay uninitialized, also in the results of the GEMMs.
-at::Tensor gather_pairs(const Pairs& pairs, const at::Tensor& x_TD);
-
-// Returns rows_AK[a] weight_EKN[e] for the pairs a of each expert e: [A, N].
-at::Tensor multiply_pairs(const Pairs& pairs, const at::Tensor& rows_AK, const at::Tensor& weight_EKN);
-
-// Returns the sum over each expert's pairs a of left_AM[a]^T right_AN[a], formed in fp32 and rounded once:
-// [E, M, N].
-at::Tensor sum_pair_products(const Pairs& pairs, const at::Tensor& left_AM, const at::Tensor& right_AN);
-
 // Returns per token the sum of its pairs' rows, times their gates if gates_TE is defined: [T, D]. RowSums
 // describes the order of the sum.
 at::Tensor sum_pairs(const Pairs& pairs, const at::Tensor& rows_AD, const at::Tensor& gates_TE);

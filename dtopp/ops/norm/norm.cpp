@@ -1,19 +1,13 @@
 #include "dtopp/ops/norm/norm.h"
 
-#include <optional>
-#include <vector>
-
 #include <ATen/record_function.h>
 
-#include "dtopp/ops/core/check_tensor.h"
+#include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/gemm/cpu_kernel.h"
 #include "dtopp/ops/norm/norm_row_cpu.h"
 
 namespace dtopp::ops {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 // Rows whose gradients are summed together. The bits of a sum do not depend on the number of threads, because
 // this does not.
@@ -42,7 +36,7 @@ struct RowPlace {
 template <typename Body>
 void for_rows(const RowSizes& s, int64_t buffers, const Body& body) {
   at::parallel_for(0, s.B * s.chunks(), 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> buffer(static_cast<size_t>(buffers * s.D));
+    std::vector<float> buffer(buffers * s.D);
     run_widest([&] {
       for (int64_t chunk = begin; chunk < end; ++chunk) {
         const int64_t sample = chunk / s.chunks(), first = chunk % s.chunks() * kChunk;
@@ -70,25 +64,39 @@ bool has_norm_kernel(const at::Tensor& x) {
 }
 
 // y = n * scale, or with a shift n * (1 + scale) + shift, of the normalized row n.
-struct Affine {
-  at::Tensor scale, shift;  // no shift if undefined
-};
-
 struct NormFunction : torch::autograd::Function<NormFunction> {
   // Returns y and x.
   static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& scale,
                                const std::optional<at::Tensor>& shift, double eps, bool centered) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const Affine affine{scale.contiguous(), shift ? shift->contiguous() : at::Tensor()};
-    const at::Tensor dense_x = x.contiguous();
-    context->save_for_backward({dense_x, affine.scale});
+    const at::Tensor dense_x = x.contiguous(), scales = scale.contiguous();
+    const at::Tensor shifts = shift ? shift->contiguous() : at::Tensor();
+    context->save_for_backward({dense_x, scales});
     context->saved_data["eps"] = eps;
     context->saved_data["centered"] = centered;
     context->saved_data["shifted"] = shift.has_value();
     context->set_materialize_grads(false);
+    const RowSizes s(dense_x, scales);
     at::Tensor y = at::empty(x.sizes(), x.options());
     dispatch_scalar(x, [&](auto scalar) {
-      forward_rows<decltype(scalar)>(dense_x, affine, static_cast<float>(eps), centered, y);
+      using Scalar = decltype(scalar);
+      const auto *x = dense_x.const_data_ptr<Scalar>(), *scale = scales.const_data_ptr<Scalar>(),
+                 *shift = shifts.defined() ? shifts.const_data_ptr<Scalar>() : nullptr;
+      auto* to = y.mutable_data_ptr<Scalar>();
+      for_rows(s, 1, [&](const RowPlace& place, float* normal) {
+        const float inverse = center(x + place.row, s.D, static_cast<float>(eps), centered, normal);
+        const Scalar* scale_D = scale + place.sample;
+        Scalar* y_D = to + place.row;
+        if (shift == nullptr) {
+#pragma omp simd
+          for (int64_t d = 0; d < s.D; ++d) store(y_D + d, normal[d] * inverse * load(scale_D[d]));
+          return;
+        }
+        const Scalar* shift_D = shift + place.sample;
+#pragma omp simd
+        for (int64_t d = 0; d < s.D; ++d)
+          store(y_D + d, normal[d] * inverse * (1 + load(scale_D[d])) + load(shift_D[d]));
+      });
     });
     return {y, x};
   }
@@ -105,76 +113,40 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     std::optional<ChunkSums> grad_shift;
     if (context->saved_data["shifted"].toBool()) grad_shift.emplace(s);
     at::Tensor grad_x = at::empty(saved[0].sizes(), saved[0].options());
+    const auto eps = static_cast<float>(context->saved_data["eps"].toDouble());
+    const bool centered = context->saved_data["centered"].toBool();
+    const float offset = grad_shift ? 1 : 0;
     dispatch_scalar(grad_y, [&](auto scalar) {
-      const auto eps = static_cast<float>(context->saved_data["eps"].toDouble());
-      const bool centered = context->saved_data["centered"].toBool();
-      backward_rows<decltype(scalar)>({grad_y, residual, saved[0], saved[1]}, eps, centered, grad_x,
-                                      grad_scale, grad_shift ? &*grad_shift : nullptr);
+      using Scalar = decltype(scalar);
+      const auto *grads = grad_y.const_data_ptr<Scalar>(), *x = saved[0].const_data_ptr<Scalar>(),
+                 *scale = saved[1].const_data_ptr<Scalar>(),
+                 *more = residual.defined() ? residual.const_data_ptr<Scalar>() : nullptr;
+      auto* to = grad_x.mutable_data_ptr<Scalar>();
+      for_rows(s, 2, [&](const RowPlace& place, float* normal) {
+        float *row = normal + s.D, *scale_sum = grad_scale.of(place.chunk);
+        const float inverse = center(x + place.row, s.D, eps, centered, normal);
+        const Scalar *grad_D = grads + place.row, *scale_D = scale + place.sample;
+#pragma omp simd
+        for (int64_t d = 0; d < s.D; ++d) {
+          const float grad = load(grad_D[d]);
+          normal[d] *= inverse;
+          scale_sum[d] += grad * normal[d];
+          row[d] = grad * (offset + load(scale_D[d]));
+        }
+        if (grad_shift) {
+          float* shift_sum = grad_shift->of(place.chunk);
+#pragma omp simd
+          for (int64_t d = 0; d < s.D; ++d) shift_sum[d] += load(grad_D[d]);
+        }
+        store_norm_gradient(normal, row, s.D, inverse, centered, more == nullptr ? nullptr : more + place.row,
+                            to + place.row);
+      });
     });
     variable_list all = {grad_x, grad_scale.total(saved[1])};
     if (grad_shift) all.push_back(grad_shift->total(saved[1]));
     RECORD_OUTPUTS(all);
     all.resize(5);  // one per argument of forward()
     return all;
-  }
-
- private:
-  template <typename Scalar>
-  static void forward_rows(const at::Tensor& x_BSD, const Affine& affine, float eps, bool centered,
-                           const at::Tensor& y_BSD) {
-    const RowSizes s(x_BSD, affine.scale);
-    const auto *x = x_BSD.const_data_ptr<Scalar>(), *scale = affine.scale.const_data_ptr<Scalar>(),
-               *shift = affine.shift.defined() ? affine.shift.const_data_ptr<Scalar>() : nullptr;
-    auto* y = y_BSD.mutable_data_ptr<Scalar>();
-    for_rows(s, 1, [&](const RowPlace& place, float* normal) {
-      const float inverse = center(x + place.row, s.D, eps, centered, normal);
-      const Scalar* scale_D = scale + place.sample;
-      Scalar* y_D = y + place.row;
-      if (shift == nullptr) {
-#pragma omp simd
-        for (int64_t d = 0; d < s.D; ++d) store(y_D + d, normal[d] * inverse * load(scale_D[d]));
-        return;
-      }
-      const Scalar* shift_D = shift + place.sample;
-#pragma omp simd
-      for (int64_t d = 0; d < s.D; ++d)
-        store(y_D + d, normal[d] * inverse * (1 + load(scale_D[d])) + load(shift_D[d]));
-    });
-  }
-
-  struct BackwardInputs {
-    at::Tensor grad_y, residual;  // the gradients of both outputs; the second may be undefined
-    at::Tensor x, scale;
-  };
-
-  template <typename Scalar>
-  static void backward_rows(const BackwardInputs& in, float eps, bool centered, const at::Tensor& grad_x_BSD,
-                            const ChunkSums& grad_scale, const ChunkSums* grad_shift) {
-    const RowSizes s(in.x, in.scale);
-    const auto *grad_y = in.grad_y.const_data_ptr<Scalar>(), *x = in.x.const_data_ptr<Scalar>(),
-               *scale = in.scale.const_data_ptr<Scalar>(),
-               *residual = in.residual.defined() ? in.residual.const_data_ptr<Scalar>() : nullptr;
-    const float offset = grad_shift == nullptr ? 0 : 1;
-    auto* grad_x = grad_x_BSD.mutable_data_ptr<Scalar>();
-    for_rows(s, 2, [&](const RowPlace& place, float* normal) {
-      float *row = normal + s.D, *scale_sum = grad_scale.of(place.chunk);
-      const float inverse = center(x + place.row, s.D, eps, centered, normal);
-      const Scalar *grad_D = grad_y + place.row, *scale_D = scale + place.sample;
-#pragma omp simd
-      for (int64_t d = 0; d < s.D; ++d) {
-        const float grad = load(grad_D[d]);
-        normal[d] *= inverse;
-        scale_sum[d] += grad * normal[d];
-        row[d] = grad * (offset + load(scale_D[d]));
-      }
-      if (grad_shift != nullptr) {
-        float* shift_sum = grad_shift->of(place.chunk);
-#pragma omp simd
-        for (int64_t d = 0; d < s.D; ++d) shift_sum[d] += load(grad_D[d]);
-      }
-      store_norm_gradient(normal, row, s.D, inverse, centered,
-                          residual == nullptr ? nullptr : residual + place.row, grad_x + place.row);
-    });
   }
 };
 
@@ -191,37 +163,30 @@ struct AddGated : torch::autograd::Function<AddGated> {
     const variable_list saved = context->get_saved_variables();
     RECORD_FUNCTION("dtopp::add_gated_backward", (std::array<c10::IValue, 3>{grads[0], saved[0], saved[1]}));
     const at::Tensor grad_y_BSD = grads[0].contiguous();
-    const ChunkSums grad_gate{RowSizes(grad_y_BSD, saved[0])};
+    const RowSizes s(grad_y_BSD, saved[0]);
+    const ChunkSums grad_gate(s);
     at::Tensor grad_branch_BSD = at::empty(grad_y_BSD.sizes(), grad_y_BSD.options());
     dispatch_scalar(grad_y_BSD, [&](auto scalar) {
-      backward_rows<decltype(scalar)>(grad_y_BSD, saved[0], saved[1], grad_branch_BSD, grad_gate);
+      using Scalar = decltype(scalar);
+      const auto *grad_y = grad_y_BSD.const_data_ptr<Scalar>(), *gate = saved[0].const_data_ptr<Scalar>(),
+                 *branch = saved[1].const_data_ptr<Scalar>();
+      auto* grad_branch = grad_branch_BSD.mutable_data_ptr<Scalar>();
+      for_rows(s, 0, [&](const RowPlace& place, float* /*buffer*/) {
+        float* sum = grad_gate.of(place.chunk);
+        const Scalar *grad_D = grad_y + place.row, *gate_D = gate + place.sample,
+                     *branch_D = branch + place.row;
+        Scalar* out_D = grad_branch + place.row;
+#pragma omp simd
+        for (int64_t d = 0; d < s.D; ++d) {
+          const float grad = load(grad_D[d]);
+          sum[d] += grad * load(branch_D[d]);
+          store(out_D + d, grad * load(gate_D[d]));
+        }
+      });
     });
     variable_list all = {grads[0], grad_gate.total(saved[0]), grad_branch_BSD};
     RECORD_OUTPUTS(all);
     return all;
-  }
-
- private:
-  template <typename Scalar>
-  static void backward_rows(const at::Tensor& grad_y_BSD, const at::Tensor& gate_B1D,
-                            const at::Tensor& branch_BSD, const at::Tensor& grad_branch_BSD,
-                            const ChunkSums& grad_gate) {
-    const RowSizes s(grad_y_BSD, gate_B1D);
-    const auto *grad_y = grad_y_BSD.const_data_ptr<Scalar>(), *gate = gate_B1D.const_data_ptr<Scalar>(),
-               *branch = branch_BSD.const_data_ptr<Scalar>();
-    auto* grad_branch = grad_branch_BSD.mutable_data_ptr<Scalar>();
-    for_rows(s, 0, [&](const RowPlace& place, float* /*buffer*/) {
-      float* sum = grad_gate.of(place.chunk);
-      const Scalar *grad_D = grad_y + place.row, *gate_D = gate + place.sample,
-                   *branch_D = branch + place.row;
-      Scalar* out_D = grad_branch + place.row;
-#pragma omp simd
-      for (int64_t d = 0; d < s.D; ++d) {
-        const float grad = load(grad_D[d]);
-        sum[d] += grad * load(branch_D[d]);
-        store(out_D + d, grad * load(gate_D[d]));
-      }
-    });
   }
 };
 

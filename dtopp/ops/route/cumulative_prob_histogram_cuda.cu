@@ -1,7 +1,6 @@
 // One warp per token, with the probabilities in registers and also in shared memory, where each is compared
 // with all others. Counts are integers, added in shared memory and then by global atomics.
 #include "dtopp/ops/route/cumulative_prob_bins.h"
-#include "dtopp/ops/route/cumulative_prob_histogram_cuda.h"
 #include "dtopp/ops/route/route_token_cuda.h"
 
 namespace dtopp::ops::cuda {
@@ -67,9 +66,7 @@ template <typename Scalar>
 void cumulative_prob_histogram(const CumulativeProbHistogram<Scalar>& of, Stream stream) {
   constexpr int64_t kBlocksOfMultiprocessor = 4;
   const int64_t needed = ceil_divide(ceil_divide(of.tokens, of.stride), kTokensPerBlock);
-  const int64_t blocks = needed < kBlocksOfMultiprocessor * current_device().multiprocessors
-                             ? needed
-                             : kBlocksOfMultiprocessor * current_device().multiprocessors;
+  const int64_t blocks = std::min(needed, kBlocksOfMultiprocessor * current_device().multiprocessors);
   dispatch_per_lane(of.experts, [&](auto per_lane) {
     launch({"cumulative_prob_histogram", stream, blocks, kRouteThreads,
             block_bytes<typename CumulativeProbHistogram<Scalar>::Real>(of.experts)},

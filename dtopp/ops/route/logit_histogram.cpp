@@ -1,7 +1,6 @@
-#include "dtopp/ops/route/logit_histogram.h"
-
 #include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/core/simd.h"
+#include "dtopp/ops/route/route.h"
 
 namespace dtopp::ops {
 

@@ -3,14 +3,9 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include "dtopp/ops/core/call_op.h"
-#include "dtopp/ops/route/route_kernel.h"
 
 namespace dtopp::ops {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-using OptionalTensor = std::optional<at::Tensor>;
 
 using GradientPair = std::tuple<at::Tensor, at::Tensor>;
 
@@ -18,8 +13,8 @@ RouteTuple route_meta(const at::Tensor& logits_TE, const at::Tensor& scale, cons
                       c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
                       const OptionalTensor& bias_E, c10::string_view bias_on, c10::string_view gate,
                       const OptionalTensor& cut_E) {
-  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, bias_E, bias_on);
-  check_gate(logits_TE, top_k, renormalize, bias_E, gate, cut_E);
+  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, renormalize, bias_E, bias_on,
+              gate, cut_E);
   const auto real = logits_TE.options().dtype(accumulator_type(logits_TE));
   const auto integer = real.dtype(at::kLong);
   const c10::SymInt experts = logits_TE.sym_size(1);
@@ -37,8 +32,8 @@ GradientPair route_backward_meta(const at::Tensor& logits_TE, const at::Tensor& 
                                  const OptionalTensor& grad_mean_prob_E, const OptionalTensor& grad_entropy,
                                  const OptionalTensor& grad_router_z, c10::string_view normalization,
                                  bool /*renormalize*/, c10::string_view /*gate*/) {
-  check_route_backward(logits_TE, scale, gates_TE,
-                       {grad_gates_TE, grad_mean_prob_E, grad_entropy, grad_router_z}, normalization);
+  check_route_backward(logits_TE, scale, gates_TE, grad_gates_TE, grad_mean_prob_E, grad_entropy,
+                       grad_router_z, normalization);
   return {at::empty_symint(logits_TE.sym_sizes(), logits_TE.options()), at::empty({}, scale.options())};
 }
 
@@ -80,11 +75,19 @@ RouteTuple route_autograd(const at::Tensor& logits_TE, const at::Tensor& scale, 
                           c10::string_view normalization, int64_t top_k, int64_t max_experts,
                           bool renormalize, const OptionalTensor& bias_E, c10::string_view bias_on,
                           c10::string_view gate, const OptionalTensor& cut_E) {
-  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, bias_E, bias_on);
-  check_gate(logits_TE, top_k, renormalize, bias_E, gate, cut_E);
   auto out = RouteFunction::apply(logits_TE, scale, threshold, std::string(normalization), top_k, max_experts,
                                   renormalize, bias_E, std::string(bias_on), std::string(gate), cut_E);
   return {out[0], out[1], out[2], out[3], out[4], out[5], out[6]};
+}
+
+using Routed = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+Routed route_selected_op(const at::Tensor& logits_TE, const at::Tensor& scale,
+                         const at::Tensor& routing_map_TE, c10::string_view normalization, bool renormalize) {
+  const RouteOutput out = route_selected(logits_TE, scale, routing_map_TE,
+                                         {normalization.data(), normalization.size()}, renormalize);
+  return {out.gates_TE, out.tokens_per_expert_E, out.active_histogram, out.mean_prob_E, out.entropy,
+          out.router_z};
 }
 
 }  // namespace
@@ -109,8 +112,9 @@ void check_router_logits(const char* op, const at::Tensor& logits_TE, const at::
 }
 
 void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
-                 c10::string_view normalization, int64_t top_k, int64_t max_experts,
-                 const OptionalTensor& bias_E, c10::string_view bias_on) {
+                 c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
+                 const OptionalTensor& bias_E, c10::string_view bias_on, c10::string_view gate,
+                 const OptionalTensor& cut_E) {
   check_router_logits("route", logits_TE, scale, normalization);
   const c10::SymInt experts = logits_TE.sym_size(1);
   TORCH_CHECK(threshold.scalar_type() == at::kDouble, "route: expected a threshold of dtype float64, got ",
@@ -121,14 +125,10 @@ void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at:
   TORCH_CHECK(top_k >= 0 && top_k <= experts, "route: expected top_k from 0 to the number of experts ",
               experts, ", got ", top_k);
   TORCH_CHECK(max_experts >= 0, "route: expected max_experts of at least 0, got ", max_experts);
-  if (bias_E)
-    check_tensor("route", "bias", *bias_E, {accumulator_type(logits_TE), logits_TE.device()}, {experts});
+  const Expected like_gates{accumulator_type(logits_TE), logits_TE.device()};
+  if (bias_E) check_tensor("route", "bias", *bias_E, like_gates, {experts});
   TORCH_CHECK(bias_on == "logit" || bias_on == "score" || bias_on == "probability",
               "route: expected bias_on logit, score or probability, got '", bias_on, "'");
-}
-
-void check_gate(const at::Tensor& logits_TE, int64_t top_k, bool renormalize, const OptionalTensor& bias_E,
-                c10::string_view gate, const OptionalTensor& cut_E) {
   TORCH_CHECK(gate == "probability" || gate == "relu" || gate == "sigmoid",
               "route: expected gate probability, relu or sigmoid, got '", gate, "'");
   TORCH_CHECK(cut_E.has_value() == (gate == "sigmoid"),
@@ -138,8 +138,7 @@ void check_gate(const at::Tensor& logits_TE, int64_t top_k, bool renormalize, co
   TORCH_CHECK(!renormalize && !bias_E, "route: gate ", gate, " takes neither renormalize nor a bias");
   if (!cut_E) return;
   TORCH_CHECK(top_k >= 1, "route: expected top_k of at least 1 with gate sigmoid, got ", top_k);
-  check_tensor("route", "cut", *cut_E, {accumulator_type(logits_TE), logits_TE.device()},
-               {logits_TE.sym_size(1)});
+  check_tensor("route", "cut", *cut_E, like_gates, {experts});
 }
 
 BiasOn bias_on_of(const OptionalTensor& bias_E, c10::string_view bias_on) {
@@ -154,17 +153,19 @@ at::Tensor kernel_bias(const OptionalTensor& bias_E, c10::string_view bias_on) {
 }
 
 void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& gates_TE,
-                          const RouteGradients& grad, c10::string_view normalization) {
+                          const OptionalTensor& grad_gates_TE, const OptionalTensor& grad_mean_prob_E,
+                          const OptionalTensor& grad_entropy, const OptionalTensor& grad_router_z,
+                          c10::string_view normalization) {
   check_router_logits("route_backward", logits_TE, scale, normalization);
   const auto check = [&](const char* name, const at::Tensor& tensor, c10::SymIntArrayRef sizes) {
     check_tensor("route_backward", name, tensor, {accumulator_type(logits_TE), logits_TE.device()}, sizes);
   };
   const c10::SymIntArrayRef sizes_TE = logits_TE.sym_sizes(), sizes_E = sizes_TE.slice(1);
   check("gates", gates_TE, sizes_TE);
-  if (grad.gates_TE) check("grad_gates", *grad.gates_TE, sizes_TE);
-  if (grad.mean_prob_E) check("grad_mean_prob", *grad.mean_prob_E, sizes_E);
-  if (grad.entropy) check("grad_entropy", *grad.entropy, {});
-  if (grad.router_z) check("grad_router_z", *grad.router_z, {});
+  if (grad_gates_TE) check("grad_gates", *grad_gates_TE, sizes_TE);
+  if (grad_mean_prob_E) check("grad_mean_prob", *grad_mean_prob_E, sizes_E);
+  if (grad_entropy) check("grad_entropy", *grad_entropy, {});
+  if (grad_router_z) check("grad_router_z", *grad_router_z, {});
 }
 
 RouteOutput route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
@@ -176,44 +177,6 @@ RouteOutput route(const at::Tensor& logits_TE, const at::Tensor& scale, const at
                                                     max_experts, renormalize, bias_E, bias_on, gate, cut_E);
   return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z, mass};
 }
-
-TORCH_LIBRARY_FRAGMENT(dtopp, m) {
-  m.def(
-      "route(Tensor logits_TE, Tensor scale, Tensor threshold, *, str normalization=\"dynamic\", int "
-      "top_k=0, "
-      "int max_experts=0, bool renormalize=True, Tensor? bias_E=None, str bias_on=\"logit\", "
-      "str gate=\"probability\", Tensor? cut_E=None) -> "
-      "(Tensor gates_TE, Tensor tokens_per_expert_E, "
-      "Tensor active_histogram, Tensor mean_prob_E, Tensor entropy, Tensor router_z, Tensor mass)");
-  m.def(
-      "route_backward(Tensor logits_TE, Tensor scale, Tensor gates_TE, Tensor? grad_gates_TE, "
-      "Tensor? grad_mean_prob_E, Tensor? grad_entropy, Tensor? grad_router_z, str normalization, "
-      "bool renormalize, str gate=\"probability\") -> (Tensor grad_logits_TE, Tensor grad_scale)");
-}
-
-TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {
-  m.impl("route", route_autograd);
-  m.impl("route_backward", torch::autograd::autogradNotImplementedFallback());
-}
-
-TORCH_LIBRARY_IMPL(dtopp, Meta, m) {
-  m.impl("route", route_meta);
-  m.impl("route_backward", route_backward_meta);
-}
-
-namespace {
-
-using Routed = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-
-Routed route_selected_op(const at::Tensor& logits_TE, const at::Tensor& scale,
-                         const at::Tensor& routing_map_TE, c10::string_view normalization, bool renormalize) {
-  const RouteOutput out = route_selected(logits_TE, scale, routing_map_TE,
-                                         {normalization.data(), normalization.size()}, renormalize);
-  return {out.gates_TE, out.tokens_per_expert_E, out.active_histogram, out.mean_prob_E, out.entropy,
-          out.router_z};
-}
-
-}  // namespace
 
 void set_counts(const at::Tensor& routing_map_TE, RouteOutput& out) {
   const at::Tensor active_T = routing_map_TE.sum(1);
@@ -250,11 +213,29 @@ RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
 
 TORCH_LIBRARY_FRAGMENT(dtopp, m) {
   m.def(
+      "route(Tensor logits_TE, Tensor scale, Tensor threshold, *, str normalization=\"dynamic\", int "
+      "top_k=0, int max_experts=0, bool renormalize=True, Tensor? bias_E=None, str bias_on=\"logit\", str "
+      "gate=\"probability\", Tensor? cut_E=None) -> (Tensor gates_TE, Tensor tokens_per_expert_E, Tensor "
+      "active_histogram, Tensor mean_prob_E, Tensor entropy, Tensor router_z, Tensor mass)");
+  m.def(
+      "route_backward(Tensor logits_TE, Tensor scale, Tensor gates_TE, Tensor? grad_gates_TE, "
+      "Tensor? grad_mean_prob_E, Tensor? grad_entropy, Tensor? grad_router_z, str normalization, "
+      "bool renormalize, str gate=\"probability\") -> (Tensor grad_logits_TE, Tensor grad_scale)");
+  m.def(
       "route_selected(Tensor logits_TE, Tensor scale, Tensor routing_map_TE, *, str "
-      "normalization=\"dynamic\", "
-      "bool renormalize=True) -> (Tensor gates_TE, Tensor tokens_per_expert_E, Tensor active_histogram, "
-      "Tensor mean_prob_E, Tensor entropy, Tensor router_z)",
+      "normalization=\"dynamic\", bool renormalize=True) -> (Tensor gates_TE, Tensor tokens_per_expert_E, "
+      "Tensor active_histogram, Tensor mean_prob_E, Tensor entropy, Tensor router_z)",
       route_selected_op);
+}
+
+TORCH_LIBRARY_IMPL(dtopp, Autograd, m) {
+  m.impl("route", route_autograd);
+  m.impl("route_backward", torch::autograd::autogradNotImplementedFallback());
+}
+
+TORCH_LIBRARY_IMPL(dtopp, Meta, m) {
+  m.impl("route", route_meta);
+  m.impl("route_backward", route_backward_meta);
 }
 
 }  // namespace dtopp::ops

@@ -29,8 +29,9 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <tuple>
 
-#include "dtopp/ops/core/torch.h"
+#include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/route/route_rule.h"
 
 namespace dtopp::ops {
@@ -68,10 +69,8 @@ RouteOutput route(const at::Tensor& logits_TE, const at::Tensor& scale, const at
                   std::string_view gate = "probability",
                   const std::optional<at::Tensor>& cut_E = std::nullopt);
 
-// Computes gates for a given selection of experts, for example to replay recorded routing.
-
-// Like route (route.h), with S given by routing_map_TE, any number of experts per token. The logits do not
-// change S. A token's gates are NaN if its P over S add up to 0.
+// Like route, with S given by routing_map_TE, any number of experts per token: for example to replay recorded
+// routing. The logits do not change S. A token's gates are NaN if its P over S add up to 0.
 //
 // Shapes:        routing_map_TE bool [T, E]; logits_TE and scale as in route
 // Throws:        c10::Error "route_selected: …" if the selection does not fit, else "route: …"
@@ -81,5 +80,75 @@ RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
 
 // Sets the counts of `out` to those of a selection, bool [T, E].
 void set_counts(const at::Tensor& routing_map_TE, RouteOutput& out);
+
+// Counts the cumulative probabilities c_j before each token's j-th likeliest expert, j >= 2, over tokens. The
+// histogram gives the number of active experts at any threshold.
+//
+// A threshold p selects the j-th likeliest expert exactly if c_j < p. The mean number of active
+// experts per token at p is therefore
+//
+//   a(p) = 1 + (number of c_j < p) / tokens
+//
+// With zero experts, which are the last columns, only the others count, and so does a token's likeliest
+// expert (c_1 = 0): a(p) = (number of c_j < p) / tokens.
+//
+// Example: one token with P = 0.5, 0.3, 0.2 has c_2 = 0.5 and c_3 = 0.8. At p = 0.7 only c_2 < p, so a = 2.
+//
+// Counts every `stride`-th token from the first on, and at most max_experts experts per token (0: all). It
+// skips tokens whose logits are not finite: they have one expert. Not differentiable.
+//
+// Shapes:        logits_TE, scale and normalization as in route
+// Returns:       int64 [kCumulativeProbBins] (cumulative_prob_bins.h)
+// Throws:        c10::Error "cumulative_prob_histogram: …" in the same cases as route
+at::Tensor cumulative_prob_histogram(const at::Tensor& logits_TE, const at::Tensor& scale,
+                                     std::string_view normalization, int64_t max_experts, int64_t stride,
+                                     int64_t zero_experts = 0);
+
+// Bins of 1/32 over [-16, 16). The outermost two also count all logits beyond.
+constexpr int64_t kLogitBins = 1024;
+constexpr double kLowestLogit = -16, kLogitBinsPerUnit = 32;
+
+// Counts the logits of each expert in bins. ranked_logit reads ranks from the counts. Counts of
+// micro-batches and ranks add up, so a rank does not depend on how a step is divided.
+//
+// Counts every `stride`-th token from the first on. NaN counts as the smallest logit. Not differentiable.
+//
+// Shapes:        logits_TE f32|f64 [T, E] -> int64 [E, kLogitBins]
+// Throws:        c10::Error "logit_histogram: …" if type, shape or stride do not fit
+at::Tensor logit_histogram(const at::Tensor& logits_TE, int64_t stride);
+
+// The rank-th largest logit, linear inside its bin. Counts are whole numbers of any type [.., kLogitBins],
+// the result is f64 [..].
+at::Tensor ranked_logit(const at::Tensor& counts, int64_t rank);
+
+// For the CPU and CUDA kernels of route and cumulative_prob_histogram.
+
+// The outputs of the operator route, in the order of RouteOutput.
+using RouteTuple =
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+void check_router_logits(const char* op, const at::Tensor& logits_TE, const at::Tensor& scale,
+                         c10::string_view normalization);
+
+void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+                 c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
+                 const OptionalTensor& bias_E, c10::string_view bias_on, c10::string_view gate,
+                 const OptionalTensor& cut_E);
+
+// The bias as the kernels use it: a factor of P (logit) or a summand (score). Undefined without a bias.
+at::Tensor kernel_bias(const OptionalTensor& bias_E, c10::string_view bias_on);
+BiasOn bias_on_of(const OptionalTensor& bias_E, c10::string_view bias_on);
+
+// Checks the arguments of route_backward. A gradient is missing if nothing depends on the output.
+void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& gates_TE,
+                          const OptionalTensor& grad_gates_TE, const OptionalTensor& grad_mean_prob_E,
+                          const OptionalTensor& grad_entropy, const OptionalTensor& grad_router_z,
+                          c10::string_view normalization);
+
+void check_cumulative_prob_histogram(const at::Tensor& logits_TE, const at::Tensor& scale,
+                                     c10::string_view normalization, int64_t max_experts, int64_t stride,
+                                     int64_t zero_experts);
 
 }  // namespace dtopp::ops

@@ -102,12 +102,10 @@ __device__ double token_backward(const RouteBackward<Scalar>& in, int64_t t,
   const bool of_prob = in.rule.gate != Gate::kRelu;  // whether the means are those of P
   Real gradient[kPerLane];
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
+  for (int i = 0; i < kPerLane; ++i)
     gradient[i] = of_prob && expert_of(i) < experts ? mean.prob(expert_of(i)) : Real(0);
-  }
-  if (grad_gates_E != nullptr && in.rule.gate == Gate::kProbability) {
+  if (grad_gates_E != nullptr && in.rule.gate == Gate::kProbability)
     add_gate_gradients(in.gates_TE + row, grad_gates_E, in.rule.renormalize, experts, token, gradient);
-  }
   Real grad_theta = 0;
   if (in.rule.gate == Gate::kProbability || mean.entropy != 0 || (of_prob && mean.prob_E != nullptr)) {
     softmax_backward(token, mean.entropy, gradient);

@@ -213,16 +213,15 @@ std::vector<ChunkSums> route_chunks(const at::Tensor& logits_TE, const RouteValu
 
 RouteTuple route_cpu(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
                      c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
-                     const std::optional<at::Tensor>& bias_E, c10::string_view bias_on, c10::string_view gate,
-                     const std::optional<at::Tensor>& cut_E) {
-  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, bias_E, bias_on);
-  check_gate(logits_TE, top_k, renormalize, bias_E, gate, cut_E);
+                     const OptionalTensor& bias_E, c10::string_view bias_on, c10::string_view gate,
+                     const OptionalTensor& cut_E) {
+  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, renormalize, bias_E, bias_on,
+              gate, cut_E);
   const double p = threshold.item<double>();
   TORCH_CHECK(top_k > 0 || !std::isnan(p), "route: expected a threshold between 0 and 1, got ", p);
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
-  RouteRule rule = route_rule(normalization, experts, top_k, max_experts, renormalize);
-  rule.bias_on = bias_on_of(bias_E, bias_on);
-  rule.gate = gate_of(gate);
+  const RouteRule rule = route_rule(normalization, experts, top_k, max_experts, renormalize,
+                                    bias_on_of(bias_E, bias_on), gate_of(gate));
   const auto dtype = accumulator_type(logits_TE);
   const auto real = logits_TE.options().dtype(dtype);
   at::Tensor gates_TE = at::empty({tokens, experts}, real);
@@ -241,7 +240,7 @@ RouteTuple route_cpu(const at::Tensor& logits_TE, const at::Tensor& scale, const
     const auto theta = rule.learn_scale ? scale.item<scalar_t>() : scalar_t(1);
     chunks = route_chunks<scalar_t>(z_TE, {rule, p, theta, values(bias), values(cut)}, gates_TE);
   });
-  std::vector<double> prob_E(static_cast<size_t>(experts));
+  std::vector<double> prob_E(experts);
   double entropy = 0, router_z = 0;
   for (const ChunkSums& chunk : chunks) {
     for (int64_t e = 0; e < experts; ++e) {
@@ -263,14 +262,6 @@ RouteTuple route_cpu(const at::Tensor& logits_TE, const at::Tensor& scale, const
   });
   return {gates_TE, counts_E, histogram, mean_prob_E, mean_entropy, mean_z, mass};
 }
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("route", route_cpu); }
-
-namespace {
-
-using OptionalTensor = std::optional<at::Tensor>;
 
 // Gradients that the backward pass of a chunk reads.
 template <typename Real>
@@ -308,9 +299,8 @@ template <typename Real>
     const Real inverse = rule.renormalize ? 1 / chosen_prob : Real(1);
     const Real shift = rule.renormalize ? weighted : Real(0);
 #pragma omp simd
-    for (int64_t e = 0; e < experts; ++e) {
+    for (int64_t e = 0; e < experts; ++e)
       dp[e] += gates_E[e] != 0 ? (grad_gates_E[e] - shift) * inverse : Real(0);
-    }
   }
   Real mean = 0;
 #pragma omp simd reduction(+ : mean)
@@ -427,10 +417,10 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cpu(
     const OptionalTensor& grad_gates_TE, const OptionalTensor& grad_mean_prob_E,
     const OptionalTensor& grad_entropy, const OptionalTensor& grad_router_z, c10::string_view normalization,
     bool renormalize, c10::string_view gate) {
-  check_route_backward(logits_TE, scale, gates_TE,
-                       {grad_gates_TE, grad_mean_prob_E, grad_entropy, grad_router_z}, normalization);
-  RouteRule rule = route_rule(normalization, logits_TE.size(1), 0, 0, renormalize);
-  rule.gate = gate_of(gate);
+  check_route_backward(logits_TE, scale, gates_TE, grad_gates_TE, grad_mean_prob_E, grad_entropy,
+                       grad_router_z, normalization);
+  const RouteRule rule = route_rule(normalization, logits_TE.size(1), /*top_k=*/0, /*max_experts=*/0,
+                                    renormalize, BiasOn::kNothing, gate_of(gate));
   const auto dtype = accumulator_type(logits_TE);
   const double count = static_cast<double>(std::max<int64_t>(logits_TE.size(0), 1));
   const at::Tensor z_TE = logits_TE.to(dtype).contiguous();
@@ -457,6 +447,9 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cpu(
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("route_backward", route_backward_cpu); }
+TORCH_LIBRARY_IMPL(dtopp, CPU, m) {
+  m.impl("route", route_cpu);
+  m.impl("route_backward", route_backward_cpu);
+}
 
 }  // namespace dtopp::ops

@@ -8,7 +8,6 @@
 
 #include "dtopp/ops/core/simd.h"
 #include "dtopp/ops/route/route.h"
-#include "dtopp/ops/route/route_kernel.h"
 
 namespace dtopp::ops {
 

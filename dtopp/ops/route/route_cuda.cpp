@@ -1,20 +1,19 @@
 #include "dtopp/ops/route/route_cuda.h"
 
 #include "dtopp/ops/cuda/cuda_tensor.h"
-#include "dtopp/ops/route/route_kernel.h"
+#include "dtopp/ops/route/cumulative_prob_bins.h"
+#include "dtopp/ops/route/route.h"
 
 namespace dtopp::ops {
 namespace {
-
-using OptionalTensor = std::optional<at::Tensor>;
 
 // A NaN threshold is not an error here, because the host reads no values. It selects one expert.
 RouteTuple route_cuda(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
                       c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
                       const OptionalTensor& bias_E, c10::string_view bias_on, c10::string_view gate,
                       const OptionalTensor& cut_E) {
-  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, bias_E, bias_on);
-  check_gate(logits_TE, top_k, renormalize, bias_E, gate, cut_E);
+  check_route(logits_TE, scale, threshold, normalization, top_k, max_experts, renormalize, bias_E, bias_on,
+              gate, cut_E);
   const c10::DeviceGuard guard(logits_TE.device());
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   cuda::check_number_of_experts("route", experts);
@@ -22,9 +21,8 @@ RouteTuple route_cuda(const at::Tensor& logits_TE, const at::Tensor& scale, cons
   const auto real = logits_TE.options().dtype(dtype);
   const at::Tensor logits = logits_TE.contiguous(), theta = scale.to(dtype);
   const at::Tensor bias = kernel_bias(bias_E, bias_on), cut = cut_E ? cut_E->contiguous() : at::Tensor();
-  RouteRule rule = route_rule(normalization, experts, top_k, max_experts, renormalize);
-  rule.bias_on = bias_on_of(bias_E, bias_on);
-  rule.gate = gate_of(gate);
+  const RouteRule rule = route_rule(normalization, experts, top_k, max_experts, renormalize,
+                                    bias_on_of(bias_E, bias_on), gate_of(gate));
   at::Tensor gates_TE = at::empty({tokens, experts}, real);
   at::Tensor counts_E = at::zeros({experts}, real.dtype(at::kLong));
   at::Tensor histogram = at::zeros({experts + 1}, real.dtype(at::kLong));
@@ -51,8 +49,8 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cuda(
     const OptionalTensor& grad_gates_TE, const OptionalTensor& grad_mean_prob_E,
     const OptionalTensor& grad_entropy, const OptionalTensor& grad_router_z, c10::string_view normalization,
     bool renormalize, c10::string_view gate) {
-  check_route_backward(logits_TE, scale, gates_TE,
-                       {grad_gates_TE, grad_mean_prob_E, grad_entropy, grad_router_z}, normalization);
+  check_route_backward(logits_TE, scale, gates_TE, grad_gates_TE, grad_mean_prob_E, grad_entropy,
+                       grad_router_z, normalization);
   const c10::DeviceGuard guard(logits_TE.device());
   const auto dtype = accumulator_type(logits_TE);
   const auto real = logits_TE.options().dtype(dtype);
@@ -65,8 +63,8 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cuda(
   at::Tensor grad_logits_TE = at::empty({tokens, experts}, logits_TE.options());
   const at::Tensor grad_theta = at::empty({}, real);
   const at::Tensor sums = at::empty({cuda::route_blocks(tokens)}, real.dtype(at::kDouble));
-  RouteRule rule = route_rule(normalization, experts, 0, 0, renormalize);
-  rule.gate = gate_of(gate);
+  const RouteRule rule = route_rule(normalization, experts, /*top_k=*/0, /*max_experts=*/0, renormalize,
+                                    BiasOn::kNothing, gate_of(gate));
   cuda::dispatch(logits, [&](auto scalar) {
     using Scalar = decltype(scalar);
     using Real = cuda::Accumulator<Scalar>;
@@ -80,9 +78,30 @@ std::tuple<at::Tensor, at::Tensor> route_backward_cuda(
   return {grad_logits_TE, grad_theta.to(scale.scalar_type())};
 }
 
+at::Tensor cumulative_prob_histogram_cuda(const at::Tensor& logits_TE, const at::Tensor& scale,
+                                          c10::string_view normalization, int64_t max_experts, int64_t stride,
+                                          int64_t zero_experts) {
+  check_cumulative_prob_histogram(logits_TE, scale, normalization, max_experts, stride, zero_experts);
+  const c10::DeviceGuard guard(logits_TE.device());
+  cuda::check_number_of_experts("cumulative_prob_histogram", logits_TE.size(1));
+  const at::Tensor logits = logits_TE.contiguous(), theta = scale.to(accumulator_type(logits_TE));
+  at::Tensor counts = at::zeros({kCumulativeProbBins}, logits_TE.options().dtype(at::kLong));
+  cuda::dispatch(logits, [&](auto scalar) {
+    using Scalar = decltype(scalar);
+    cuda::cumulative_prob_histogram<Scalar>(
+        {cuda::read<Scalar>(logits), cuda::read<cuda::Accumulator<Scalar>>(theta), logits.size(0),
+         logits.size(1), zero_experts, stride,
+         route_rule(normalization, logits.size(1), /*top_k=*/0, max_experts, /*renormalize=*/false),
+         cuda::write<int64_t>(counts)},
+        cuda::current_stream(logits));
+  });
+  return counts;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(dtopp, CUDA, m) {
+  m.impl("cumulative_prob_histogram", cumulative_prob_histogram_cuda);
   m.impl("route", route_cuda);
   m.impl("route_backward", route_backward_cuda);
 }

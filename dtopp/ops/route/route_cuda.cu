@@ -38,6 +38,20 @@ __device__ int likeliest(const Real (&left)[kPerLane]) {
   return expert;
 }
 
+// Marks the expert with the largest number in `left`. Returns its probability.
+template <typename Real, int kPerLane>
+__device__ Real take_likeliest(const RouteToken<Real, kPerLane>& token, Real (&left)[kPerLane]) {
+  const int next = likeliest(left);
+  Real probability = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (expert_of(i) != next) continue;
+    probability = token.p[i];
+    left[i] = kTaken<Real>;
+  }
+  return __shfl_sync(kAllLanes, probability, next % kWarp);
+}
+
 // Marks the selected experts in `left`. Returns their number; `sum` is their probability, added up likeliest
 // first.
 template <typename Real, int kPerLane>
@@ -55,15 +69,7 @@ __device__ int select_experts(const RouteToken<Real, kPerLane>& token, int exper
   if (!rule.by_threshold && rule.bias_on != BiasOn::kNothing) return rule.most;  // select_biased() selects
   int count = 0;
   while (count < rule.most && (!rule.by_threshold || count == 0 || *sum < threshold)) {
-    const int next = likeliest(left);
-    Real probability = 0;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (expert_of(i) != next) continue;
-      probability = left[i];
-      left[i] = kTaken<Real>;
-    }
-    *sum += __shfl_sync(kAllLanes, probability, next % kWarp);
+    *sum += take_likeliest(token, left);
     ++count;
   }
   return count;
@@ -85,17 +91,7 @@ __device__ double select_biased(const RouteToken<Real, kPerLane>& token, int exp
     left[i] = score > kLowest<Real> ? score : Real(kLowest<Real>);  // NaN has no order
   }
   double sum = 0;
-  for (int n = 0; n < count; ++n) {
-    const int next = likeliest(left);
-    Real probability = 0;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (expert_of(i) != next) continue;
-      probability = token.p[i];
-      left[i] = kTaken<Real>;
-    }
-    sum += __shfl_sync(kAllLanes, probability, next % kWarp);
-  }
+  for (int n = 0; n < count; ++n) sum += take_likeliest(token, left);
   return sum;
 }
 
@@ -103,9 +99,8 @@ template <typename Real, int kPerLane>
 __device__ Real entropy_of(const RouteToken<Real, kPerLane>& token) {
   Real entropy = 0;
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
+  for (int i = 0; i < kPerLane; ++i)
     entropy += token.p[i] == 0 ? Real(0) : token.p[i] * (token.lse - token.s[i]);
-  }
   return warp_sum(entropy);
 }
 

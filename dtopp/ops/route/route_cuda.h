@@ -1,4 +1,5 @@
-// route's CUDA kernels, as plain functions of device pointers. route.h has the equations.
+// The CUDA kernels of route and cumulative_prob_histogram, as plain functions of device pointers. route.h has
+// the equations.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +40,16 @@ struct RouteBackward {
   Real* grad_scale;
 };
 
+template <typename Scalar>
+struct CumulativeProbHistogram {
+  using Real = Accumulator<Scalar>;
+  const Scalar* logits_TE;
+  const Real* scale;  // []
+  int64_t tokens, experts, zero_experts, stride;
+  RouteRule rule;
+  int64_t* counts;  // [kCumulativeProbBins], zeros on entry
+};
+
 int64_t route_blocks(int64_t tokens);
 
 // Scalar: float, Bfloat16 or double.
@@ -47,5 +58,8 @@ void route_forward(const RouteForward<Scalar>& route, Stream stream);
 
 template <typename Scalar>
 void route_backward(const RouteBackward<Scalar>& route, Stream stream);
+
+template <typename Scalar>
+void cumulative_prob_histogram(const CumulativeProbHistogram<Scalar>& of, Stream stream);
 
 }  // namespace dtopp::ops::cuda

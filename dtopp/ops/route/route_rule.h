@@ -27,8 +27,8 @@ struct RouteRule {
   bool renormalize;
   bool by_threshold;  // false: a token selects the `most` likeliest experts
   int most;           // experts per token
-  BiasOn bias_on = BiasOn::kNothing;
-  Gate gate = Gate::kProbability;
+  BiasOn bias_on;
+  Gate gate;
 };
 
 // `name` is route's argument.
@@ -38,12 +38,13 @@ inline Gate gate_of(std::string_view name) {
 
 // `normalization`, top_k, max_experts and `renormalize` are route's arguments.
 inline RouteRule route_rule(std::string_view normalization, int64_t experts, int64_t top_k,
-                            int64_t max_experts, bool renormalize) {
+                            int64_t max_experts, bool renormalize, BiasOn bias_on = BiasOn::kNothing,
+                            Gate gate = Gate::kProbability) {
   const bool learn_scale = normalization == "dynamic";
   int64_t most = max_experts > 0 ? std::min(max_experts, experts) : experts;
   if (top_k > 0) most = std::min(most, top_k);
-  return {learn_scale || normalization == "fixed", learn_scale, renormalize, top_k == 0,
-          static_cast<int>(most)};
+  const bool normalize = learn_scale || normalization == "fixed";
+  return {normalize, learn_scale, renormalize, top_k == 0, static_cast<int>(most), bias_on, gate};
 }
 
 }  // namespace dtopp::ops

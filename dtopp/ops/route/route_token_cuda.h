@@ -71,9 +71,8 @@ template <typename Scalar, int kPerLane, typename Real>
 __device__ void load_token(const Scalar* logits_E, int experts, const RouteRule& rule, Real theta,
                            RouteToken<Real, kPerLane>& token) {
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
+  for (int i = 0; i < kPerLane; ++i)
     token.z[i] = expert_of(i) < experts ? static_cast<Real>(load(logits_E[expert_of(i)])) : Real(0);
-  }
   token.inverse_sigma = rule.normalize ? normalize(token.z, experts, token.xhat) : Real(1);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) token.s[i] = rule.normalize ? theta * token.xhat[i] : token.z[i];

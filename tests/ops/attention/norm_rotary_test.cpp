@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/ops/reference.h"
 #include "tests/ops/same_gradients.h"
 
 namespace dtopp::ops::norm_rotary_test {
@@ -26,8 +27,8 @@ void expect_rotated(const Case& test, at::ScalarType dtype, bool centered, int64
   const at::Tensor exact_x = x.detach().to(at::kDouble).requires_grad_();
   const at::Tensor exact_gain = gain.detach().to(at::kDouble).requires_grad_();
   const at::Tensor y = norm_rotary(x, gain, cos, sin, test.heads, kEps, centered);
-  const at::Tensor expected =
-      norm_rotary(exact_x, exact_gain, cos.to(at::kDouble), sin.to(at::kDouble), test.heads, kEps, centered);
+  const at::Tensor expected = reference::norm_rotary(exact_x, exact_gain, cos.to(at::kDouble),
+                                                     sin.to(at::kDouble), test.heads, kEps, centered);
   expect_same_gradients(y, expected, {x, gain}, {exact_x, exact_gain}, bound);
 }
 

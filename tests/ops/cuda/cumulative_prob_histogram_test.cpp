@@ -1,9 +1,8 @@
 // Tests cumulative_prob_histogram's CUDA kernel, run on a CPU, against the CPU kernel.
-#include "dtopp/ops/route/cumulative_prob_histogram.h"
-
 #include <gtest/gtest.h>
 
 #include "dtopp/ops/route/cumulative_prob_bins.h"
+#include "dtopp/ops/route/route.h"
 #include "tests/ops/cuda/on_host.h"
 
 namespace dtopp::ops::cumulative_prob_histogram_test {

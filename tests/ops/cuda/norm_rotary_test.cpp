@@ -51,8 +51,8 @@ void expect_rotated(const Case& test, at::ScalarType dtype, bool centered, int64
   in.centered = centered;
   const at::Tensor x = in.x.to(at::kDouble).clone().requires_grad_();
   const at::Tensor gain = in.gain.to(at::kDouble).clone().requires_grad_();
-  const at::Tensor expected =
-      norm_rotary(x, gain, in.cos.to(at::kDouble), in.sin.to(at::kDouble), test.heads, kEps, centered);
+  const at::Tensor expected = reference::norm_rotary(x, gain, in.cos.to(at::kDouble), in.sin.to(at::kDouble),
+                                                     test.heads, kEps, centered);
   expected.backward(in.grad.to(at::kDouble));
   const at::Tensor y = run_cuda(in);
   ASSERT_EQ(y.sizes(), expected.sizes());

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "dtopp/ops/route/route_kernel.h"
 #include "tests/ops/cuda/on_host.h"
 #include "tests/ops/reference.h"
 

@@ -11,7 +11,6 @@
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
 #include "dtopp/ops/route/route.h"
-#include "dtopp/ops/route/route_kernel.h"
 #include "tests/ops/reference.h"
 
 namespace dtopp::ops::route_cases {

@@ -46,13 +46,9 @@ __device__ void wait_for_copies() {
 
 // The same for a run-time number of 0, 1 or 2 groups.
 __device__ inline void wait_for_all_copies_but(int groups) {
-  if (groups >= 2) {
-    wait_for_copies<2>();
-  } else if (groups == 1) {
-    wait_for_copies<1>();
-  } else {
-    wait_for_copies<0>();
-  }
+  if (groups >= 2) return wait_for_copies<2>();
+  if (groups == 1) return wait_for_copies<1>();
+  wait_for_copies<0>();
 }
 
 // The functions below need compute capability 9.0. After this call, wgmma reads what this thread has written

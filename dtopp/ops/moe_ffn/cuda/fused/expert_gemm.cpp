@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <initializer_list>
 
 #include "dtopp/ops/core/torch.h"
 
@@ -11,22 +10,19 @@ namespace {
 
 constexpr std::string_view kNone = "grouped_mm", kAll = "fused";
 
-FusedKernelSet set_of(std::initializer_list<ExpertGemm> gemms) {
-  FusedKernelSet set;
-  for (const ExpertGemm gemm : gemms) set.set(static_cast<size_t>(gemm));
-  return set;
-}
-
 // The table: the GEMMs whose fused kernels are faster, or need less memory, than at::_grouped_mm.
 FusedKernelSet preferred_kernels(int64_t capability) {
+  using enum ExpertGemm;
   if (capability < kFusedMinCapability) return {};
+  FusedKernelSet set;
   switch (capability / 10) {
     case 9:
       // On an H200 (benchmarks/results/h200.jsonl) a layer computes 578 TFLOP/s with these four, by wgmma.
       // It computes 575 with none and 557 with all, and needs 25 % more memory with none. The two in the
       // middle go together: each gathers rows of dy, for which at::_grouped_mm needs a copy.
-      return set_of({ExpertGemm::kActivation, ExpertGemm::kActivationGradient, ExpertGemm::kDownGradient,
-                     ExpertGemm::kGateUpGradient});
+      for (const ExpertGemm gemm : {kActivation, kActivationGradient, kDownGradient, kGateUpGradient})
+        set.set(static_cast<size_t>(gemm));
+      return set;
     case 10:  // at::_grouped_mm has a kernel; ours use mma there and have not been measured
       return {};
     default:  // at::_grouped_mm loops over experts and waits for the device, so all use mma

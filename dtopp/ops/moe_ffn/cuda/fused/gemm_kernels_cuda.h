@@ -253,9 +253,6 @@ struct ActivateBackward {
   }
 };
 
-// The two kernels behind fused_gemm.h. Each computes one GEMM for all experts and processes its sums
-// in registers.
-
 constexpr int kTileRows = 128;
 
 // For compute capability 9.0, with tiles of 128 x 256.

@@ -176,11 +176,10 @@ __device__ void multiply_stage(uint32_t stage, int group, bool first, float (&su
   const uint32_t left = stage + group * kWgmmaRows * kSwizzledRowBytes,
                  right = stage + Shape::Loader::kLeftBytes;
 #pragma unroll
-  for (int k = 0; k < kTileDepth / kWgmmaDepth; ++k) {
+  for (int k = 0; k < kTileDepth / kWgmmaDepth; ++k)
     wgmma<Shape::kLeftByColumns, Shape::kRightByColumns>(
         sums, operand_of_step<Shape::kLeftByColumns>(left, k),
         operand_of_step<Shape::kRightByColumns>(right, k), !first || k > 0);
-  }
 }
 
 template <typename Shape, typename Epilogue>
