@@ -1,15 +1,9 @@
 // Implements `dtopp new`: writes the configuration of a language model of a given size for given data.
-#include <cstdio>
-#include <filesystem>
-#include <memory>
 #include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "cli/commands.h"
 #include "cli/option_checks.h"
-#include "dtopp/base/files.h"
 #include "dtopp/data/text/token_file.h"
 #include "dtopp/data/text/tokenizer.h"
 #include "dtopp/device/available_memory.h"
@@ -106,9 +100,7 @@ void print_time(const config::RunConfig& config, const plan::Plan& plan, const a
   const at::ScalarType type = device::compute_type(config.training.precision, device);
   const double rate = device::measure_matrix_rate(at::device(device).dtype(type));
   const double share = study::ReachedShare().share;
-  const double seconds = study::flops_of(config, static_cast<double>(plan.flops_per_token),
-                                         static_cast<double>(plan.tokens_per_step)) /
-                         (rate * share);
+  const double seconds = study::flops_of(config, plan.flops_per_token, plan.tokens_per_step) / (rate * share);
   std::printf("%-24s%14s   with validation, on %s: assumed %.0f %% of %s FLOP/s, measured in %s\n",
               "expected time", format_duration(seconds).c_str(), device::describe_device(device).c_str(),
               100 * share, format_count(rate).c_str(), type == at::kBFloat16 ? "bf16" : "fp32");

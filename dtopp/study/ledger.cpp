@@ -1,13 +1,10 @@
 #include "dtopp/study/ledger.h"
 
-#include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <iterator>
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
@@ -107,6 +104,18 @@ std::string lines_of(const std::vector<const LedgerRow*>& rows) {
   return text;
 }
 
+// A path of data is a folder with a manifest, a file, or the prefix of a .bin and an .idx file.
+std::string hash_of_path(const std::filesystem::path& path) {
+  switch (path_kind(path)) {
+    case PathKind::kDirectory:
+      return hash_file(path / kManifestName);
+    case PathKind::kFile:
+      return hash_file(path);
+    default:
+      return hash_file(path.string() + ".bin") + hash_file(path.string() + ".idx");
+  }
+}
+
 }  // namespace
 
 void require_agreement(const LedgerRow& a, const std::string& place_of_a, const LedgerRow& b,
@@ -166,46 +175,18 @@ void Ledger::write() const {
       file_, "{\"runs\": [" + lines_of(current) + "],\n\"earlier\": [" + lines_of(earlier) + "]}\n");
 }
 
-namespace {
-
-std::vector<std::string> data_paths(const config::RunConfig& config) {
-  std::vector<std::string> paths = config::paths_of(config.data.train);
-  std::ranges::move(config::paths_of(config.data.validation), std::back_inserter(paths));
-  return paths;
-}
-
-// A path of data is a folder with a manifest, a file, or the prefix of a .bin and an .idx file.
-std::string hash_of_path(const std::filesystem::path& path) {
-  switch (path_kind(path)) {
-    case PathKind::kDirectory:
-      return hash_file(path / kManifestName);
-    case PathKind::kFile:
-      return hash_file(path);
-    default:
-      return hash_file(path.string() + ".bin") + hash_file(path.string() + ".idx");
-  }
-}
-
-// Returns a checksum of the training and validation data: of each folder's manifest, or of each file's bytes.
-//
-// Throws: DataError if the data are missing
-std::string data_hash_of(const config::RunConfig& config) {
-  std::string hashes;
-  for (const std::string& path : data_paths(config)) hashes += hash_of_path(path) + "\n";
-  return hash_bytes(std::as_bytes(std::span(hashes)));
-}
-
-}  // namespace
-
 LedgerKeeper::LedgerKeeper(const Study& study, const std::vector<StudyRun>& runs)
     : study_(study), runs_(runs) {
   if (!study.ledger.empty()) ledger_.emplace(study.ledger);
 }
 
 const std::string& LedgerKeeper::data_hash(const config::RunConfig& config) {
-  const std::vector<std::string> paths = data_paths(config);
-  const auto known = hashes_.find(paths);
-  return known != hashes_.end() ? known->second : hashes_.emplace(paths, data_hash_of(config)).first->second;
+  std::vector<std::string> paths = config::paths_of(config.data.train);
+  std::ranges::move(config::paths_of(config.data.validation), std::back_inserter(paths));
+  if (const auto known = hashes_.find(paths); known != hashes_.end()) return known->second;
+  std::string hashes;
+  for (const std::string& path : paths) hashes += hash_of_path(path) + "\n";
+  return hashes_[paths] = hash_bytes(std::as_bytes(std::span(hashes)));
 }
 
 std::vector<std::string> LedgerKeeper::take_runs(std::vector<RunRecord>& records, ResultsReader& reader) {

@@ -87,6 +87,8 @@ class LedgerKeeper {
   const std::map<size_t, RunCurves>& curves() const { return curves_; }
 
  private:
+  // Returns a checksum of the training and validation data: of each folder's manifest, or of each file's
+  // bytes. Throws DataError if the data are missing.
   const std::string& data_hash(const config::RunConfig& config);
   LedgerRow make_row(size_t index, const RunRecord& record, const std::vector<RunValue>& values) const;
 

@@ -38,7 +38,6 @@ class StudyProgress {
   using Clock = std::chrono::steady_clock;
 
   bool counts(size_t index) const;
-  double done_share(size_t index) const;
   double cost_done() const;
 
   const std::vector<StudyRun>& runs_;
@@ -146,7 +145,7 @@ ReachedShare reached_share(const std::vector<StudyRun>& runs, const std::vector<
 // Returns the FLOPs of training and validation. A validation token costs a third of a training token, because
 // it has no backward pass. Validations run before the first step, every validation.every steps and after the
 // last step.
-double flops_of(const config::RunConfig& config, double flops_per_token, double tokens_per_step);
+double flops_of(const config::RunConfig& config, uint64_t flops_per_token, uint64_t tokens_per_step);
 
 // Returns a table with one line per run (name, status, steps, remaining FLOPs and hours) and the totals.
 std::string forecast_table(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
