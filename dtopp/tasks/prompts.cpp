@@ -120,6 +120,60 @@ class PythonSet {
   size_t used_ = 0;
 };
 
+constexpr char kExampleDelimiter[] = "\n";
+constexpr int64_t kSpareAnswerTokens = 10;
+
+using Ids = std::vector<int32_t>;
+
+// A question with its answer, in the form of an example.
+std::string example_text(const Task& task, const TaskItem& item) {
+  const auto gold = static_cast<size_t>(item.gold);
+  std::string text(task.prelimiter);
+  text.append(task.type == TaskType::kSchema ? item.choices[gold] : item.question);
+  text.append(task.continuation_delimiter);
+  if (task.type == TaskType::kMultipleChoice) return text.append(item.choices[gold]);
+  return text.append(task.type == TaskType::kGeneration ? item.worked_answer : item.continuation);
+}
+
+void trim_right(std::string& text) { text.resize(text.find_last_not_of(" \t\r\n") + 1); }
+
+std::string with_leading_space(const std::string& text) { return text.starts_with(' ') ? text : " " + text; }
+
+std::vector<Ids> encode_all(const data::Tokenizer& tokenizer, const std::vector<std::string>& texts) {
+  std::vector<Ids> ids;
+  for (const std::string& text : texts) ids.push_back(tokenizer.encode(text));
+  return ids;
+}
+
+// The ids of preamble and context together, without the first `cut`.
+Ids last_ids(const Ids& preamble, const Ids& context, int64_t cut) {
+  const int64_t cut_preamble = std::min(cut, static_cast<int64_t>(preamble.size()));
+  Ids ids(preamble.begin() + cut_preamble, preamble.end());
+  ids.insert(ids.end(), context.begin() + (cut - cut_preamble), context.end());
+  return ids;
+}
+
+// Adds one context per choice, or a single one if all choices share it.
+void add_contexts(Request& request, const Ids& preamble, const std::vector<Ids>& contexts) {
+  bool shared = contexts.size() == 1;
+  for (size_t choice = 0; choice < request.num_sequences(); ++choice) {
+    const Ids& context = contexts[contexts.size() == 1 ? 0 : choice];
+    const size_t continuation = request.continuations.empty() ? 0 : request.continuations[choice].size();
+    const int64_t room = kMaxPromptTokens - request.max_new_tokens - static_cast<int64_t>(continuation);
+    if (room < 1)
+      throw DataError("item ", request.index, ": its continuation leaves no tokens for a context in ",
+                      kMaxPromptTokens, " tokens");
+    const auto size = static_cast<int64_t>(preamble.size() + context.size());
+    const int64_t cut = std::max<int64_t>(0, size - room);
+    request.cut_tokens.push_back(cut);
+    shared = shared && cut == request.cut_tokens.front();
+    request.contexts.push_back(last_ids(preamble, context, cut));
+  }
+  if (!shared) return;
+  request.contexts.resize(1);
+  request.cut_tokens.resize(1);
+}
+
 }  // namespace
 
 std::vector<std::vector<int64_t>> draw_exemplars(int64_t num_items, int64_t shots, int64_t count) {
@@ -146,75 +200,6 @@ std::vector<std::vector<int64_t>> draw_exemplars(int64_t num_items, int64_t shot
   }
   return exemplars;
 }
-
-namespace {
-
-constexpr char kExampleDelimiter[] = "\n";
-constexpr int64_t kSpareAnswerTokens = 10;
-
-using Ids = std::vector<int32_t>;
-
-// A question with its answer, in the form of an example.
-std::string example_text(const Task& task, const TaskItem& item) {
-  const auto gold = static_cast<size_t>(item.gold);
-  std::string text(task.prelimiter);
-  text.append(task.type == TaskType::kSchema ? item.choices[gold] : item.question);
-  text.append(task.continuation_delimiter);
-  switch (task.type) {
-    case TaskType::kMultipleChoice:
-      return text.append(item.choices[gold]);
-    case TaskType::kGeneration:
-      return text.append(item.worked_answer);
-    case TaskType::kSchema:
-    case TaskType::kLanguageModeling:
-      break;
-  }
-  return text.append(item.continuation);
-}
-
-void trim_right(std::string& text) { text.resize(text.find_last_not_of(" \t\r\n") + 1); }
-
-std::string with_leading_space(const std::string& text) { return text.starts_with(' ') ? text : " " + text; }
-
-std::vector<Ids> encode_all(const data::Tokenizer& tokenizer, const std::vector<std::string>& texts) {
-  std::vector<Ids> ids;
-  ids.reserve(texts.size());
-  for (const std::string& text : texts) ids.push_back(tokenizer.encode(text));
-  return ids;
-}
-
-// The ids of preamble and context together, without the first `cut`.
-Ids last_ids(const Ids& preamble, const Ids& context, int64_t cut) {
-  const int64_t cut_preamble = std::min(cut, static_cast<int64_t>(preamble.size()));
-  Ids ids(preamble.begin() + cut_preamble, preamble.end());
-  ids.insert(ids.end(), context.begin() + (cut - cut_preamble), context.end());
-  return ids;
-}
-
-// Adds one context per choice, or a single one if all choices share it.
-void add_contexts(Request& request, const Ids& preamble, const std::vector<Ids>& contexts) {
-  int64_t shared_cut = 0;
-  bool shared = contexts.size() == 1;
-  for (size_t choice = 0; choice < request.num_sequences(); ++choice) {
-    const Ids& context = contexts[contexts.size() == 1 ? 0 : choice];
-    const size_t continuation = request.continuations.empty() ? 0 : request.continuations[choice].size();
-    const int64_t room = kMaxPromptTokens - request.max_new_tokens - static_cast<int64_t>(continuation);
-    if (room < 1)
-      throw DataError("item ", request.index, ": its continuation leaves no tokens for a context in ",
-                      kMaxPromptTokens, " tokens");
-    const auto size = static_cast<int64_t>(preamble.size() + context.size());
-    const int64_t cut = std::max<int64_t>(0, size - room);
-    if (choice == 0) shared_cut = cut;
-    shared = shared && cut == shared_cut;
-    request.cut_tokens.push_back(cut);
-    request.contexts.push_back(last_ids(preamble, context, cut));
-  }
-  if (!shared) return;
-  request.contexts.resize(1);
-  request.cut_tokens.resize(1);
-}
-
-}  // namespace
 
 int64_t Request::longest() const {
   int64_t longest = 0;
