@@ -1,10 +1,8 @@
 #include "cli/ranks.h"
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <utility>
-#include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -13,7 +11,6 @@
 #include "dtopp/device/available_memory.h"
 #include "dtopp/device/device.h"
 #include "dtopp/distributed/rendezvous.h"
-#include "dtopp/launch/child_process.h"
 #include "dtopp/launch/local_ranks.h"
 #include "dtopp/models/make_model.h"
 #include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
@@ -87,6 +84,16 @@ int64_t newest_step(const RankGroup& group) {
   return steps.empty() ? 0 : steps.front();
 }
 
+config::Device kind_of(const at::Device& device) {
+  return device.is_cpu() ? config::Device::kCpu : config::Device::kCuda;
+}
+
+// The memory that this rank may use.
+uint64_t rank_memory(const distributed::Cluster& cluster, const at::Device& device) {
+  const auto memory = device::free_device_memory(device);
+  return memory ? *memory : device::available_memory() / static_cast<uint64_t>(cluster.local_size());
+}
+
 }  // namespace
 
 launch::LaunchEnvironment own_launch_environment() {
@@ -120,11 +127,6 @@ CLI::Option* add_processes_option(CLI::App& command, int64_t& processes) {
       ->check(between(1, 4096));
 }
 
-void stop_rank_on_signals(const launch::LaunchEnvironment& environment) {
-  stop_on_signals(environment.launcher == launch::Launcher::kOwn ? Impatience::kLauncher
-                                                                 : Impatience::kSecondSignal);
-}
-
 void check_requested_kernels() {
   try {
     ops::requested_fused_kernels();
@@ -132,20 +134,6 @@ void check_requested_kernels() {
     throw UsageError(error.what_without_backtrace());
   }
 }
-
-namespace {
-
-config::Device kind_of(const at::Device& device) {
-  return device.is_cpu() ? config::Device::kCpu : config::Device::kCuda;
-}
-
-// The memory that this rank may use.
-uint64_t rank_memory(const distributed::Cluster& cluster, const at::Device& device) {
-  const auto memory = device::free_device_memory(device);
-  return memory ? *memory : device::available_memory() / static_cast<uint64_t>(cluster.local_size());
-}
-
-}  // namespace
 
 const distributed::ProcessGroups& connect_ranks(distributed::Cluster& cluster,
                                                 const config::RunConfig& config) {

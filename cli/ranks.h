@@ -36,13 +36,11 @@ int run_processes(const launch::LaunchEnvironment& environment, const RankGroup&
 
 CLI::Option* add_processes_option(CLI::App& command, int64_t& processes);
 
-// Calls stop_on_signals with the policy that fits the launcher of this rank.
-void stop_rank_on_signals(const launch::LaunchEnvironment& environment);
-
 // Calls body(cluster) as one rank. Adds `advice` to a lack of memory.
 template <class Body>
 void run_rank(const launch::LaunchEnvironment& environment, const std::string& advice, const Body& body) {
-  stop_rank_on_signals(environment);
+  // Only our own launcher kills its ranks: one request may arrive as several forwarded signals.
+  stop_on_signals(/*second_ends=*/environment.launcher != launch::Launcher::kOwn);
   distributed::Cluster cluster(environment, program_version);
   cluster.run([&] { distributed::with_memory_advice(advice, [&] { body(cluster); }); });
 }

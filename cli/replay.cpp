@@ -1,27 +1,19 @@
 #include "dtopp/train/replay.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
-#include <memory>
 #include <optional>
-#include <string>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
-#include "cli/console.h"
 #include "cli/option_checks.h"
 #include "cli/ranks.h"
-#include "dtopp/base/errors.h"
-#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/stop.h"
 #include "dtopp/device/device.h"
 #include "dtopp/models/make_model.h"
 #include "dtopp/runs/metrics.h"
-#include "dtopp/runs/run_directory.h"
 #include "dtopp/runs/run_history.h"
 #include "dtopp/train/start.h"
 

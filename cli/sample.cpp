@@ -1,18 +1,13 @@
 #include <cstdio>
 #include <memory>
 #include <numeric>
-#include <string>
-#include <vector>
 
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/inference.h"
 #include "cli/option_checks.h"
-#include "dtopp/base/errors.h"
-#include "dtopp/base/progress.h"
 #include "dtopp/distributed/failure.h"
 #include "dtopp/eval/picture_files.h"
-#include "dtopp/inference/diffusion_model.h"
 
 namespace dtopp::cli {
 namespace {

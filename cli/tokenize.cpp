@@ -2,15 +2,11 @@
 // NUL are part of it.
 #include <cstdio>
 #include <iostream>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
 #include "cli/console.h"
-#include "dtopp/base/errors.h"
 #include "dtopp/base/json.h"
 #include "dtopp/data/text/tokenizer.h"
 

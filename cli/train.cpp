@@ -1,22 +1,17 @@
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/console.h"
 #include "cli/option_checks.h"
 #include "cli/ranks.h"
 #include "dtopp/base/cpu_cores.h"
-#include "dtopp/base/files.h"
 #include "dtopp/base/stop.h"
 #include "dtopp/device/device.h"
 #include "dtopp/eval/in_training.h"
 #include "dtopp/models/make_model.h"
-#include "dtopp/train/run.h"
 #include "dtopp/train/start.h"
 
 namespace dtopp::cli {
