@@ -4,10 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <set>
-#include <utility>
 
-#include "dtopp/base/errors.h"
-#include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
 #include "dtopp/plan/plan.h"
 

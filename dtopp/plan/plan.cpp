@@ -187,64 +187,6 @@ void add_rows(const config::RunConfig& config, const models::Model& model, const
   communication.combine = exchange(ep_group, 2 * rows * row);
 }
 
-}  // namespace
-
-double expected_ranks(int64_t experts, int64_t ranks, double active) {
-  const int64_t others = experts - experts / ranks;
-  const auto none = [&](int64_t drawn) {  // probability that none of a rank's experts is among the drawn ones
-    double probability = 1;
-    for (int64_t i = 0; i < drawn; ++i)
-      probability *= static_cast<double>(std::max<int64_t>(0, others - i)) / static_cast<double>(experts - i);
-    return probability;
-  };
-  const auto whole = static_cast<int64_t>(active);
-  const double missed =
-      std::lerp(none(whole), none(std::min(whole + 1, experts)), active - static_cast<double>(whole));
-  return static_cast<double>(ranks) * (1 - missed);
-}
-
-Communication plan_communication(const config::RunConfig& config, const models::Model& model,
-                                 const distributed::ParallelDims& dims, double active_experts,
-                                 uint64_t width) {
-  const auto element = static_cast<double>(width);
-  const auto degree = static_cast<double>(dims.ep_size);
-  const Group all = {static_cast<double>(dims.world_size), static_cast<double>(dims.node_size())};
-  const Group ep_group = {degree, degree};
-  const Shares shares = share_out(config.training, dims);
-  const ParameterSizes sizes = parameter_sizes(model);
-
-  Communication result;
-  result.micro_steps = shares.most_micro_steps;
-  result.busiest_share = static_cast<double>(shares.most_micro_steps) / shares.micro_batches;
-  result.bucket_share = bucket_share(model, dims.ep_size);
-  // The gradient sums of a rank cover its part of the dense parameters and its experts. Afterwards
-  // it sends the same part of the updated parameters to the other ranks.
-  const double ep_sums = config.parallel.reproducible ? shares.micro_steps : 1;
-  result.ep_gradients = exchange(ep_group, ep_sums * sizes.dense * kFloatBytes);
-  const EdpGroups edp = edp_groups(dims);
-  const double gradients = (sizes.dense + sizes.experts) / degree * kFloatBytes;
-  result.edp_gradients =
-      exchange(edp.in_node, gradients) + exchange(edp.across_nodes, gradients / edp.in_node.size);
-  result.parameters = plan_all_gather(model, dims, static_cast<int64_t>(width));
-  if (!config.model.is_dense()) {
-    result.rows_per_token = expected_ranks(config.model.num_experts, dims.ep_size, active_experts);
-    add_rows(config, model, ep_group, shares, element, result);
-  }
-  result.step = all_reduce(all, kDoubleBytes * count_step_numbers(config, model, dims));
-  return result;
-}
-
-std::vector<CollectiveBytes> by_collective(const Communication& communication) {
-  const auto rounded = [](const char* name, const SentBytes& sent) {
-    return CollectiveBytes{name, models::checked_round(sent.inside), models::checked_round(sent.between)};
-  };
-  return {rounded("reduce_scatter", communication.ep_gradients + communication.edp_gradients),
-          rounded("gather", communication.parameters), rounded("dispatch", communication.dispatch),
-          rounded("combine", communication.combine), rounded("step", communication.step)};
-}
-
-namespace {
-
 constexpr uint64_t kFloat = 4;  // bytes
 constexpr uint64_t kBfloat16 = 2;
 constexpr uint64_t kProgram = uint64_t{160} << 20;  // the program and libtorch, measured
@@ -447,6 +389,60 @@ std::vector<models::MemoryPart> plan_memory(const Subject& subject, config::Prec
 }
 
 }  // namespace
+
+double expected_ranks(int64_t experts, int64_t ranks, double active) {
+  const int64_t others = experts - experts / ranks;
+  const auto none = [&](int64_t drawn) {  // probability that none of a rank's experts is among the drawn ones
+    double probability = 1;
+    for (int64_t i = 0; i < drawn; ++i)
+      probability *= static_cast<double>(std::max<int64_t>(0, others - i)) / static_cast<double>(experts - i);
+    return probability;
+  };
+  const auto whole = static_cast<int64_t>(active);
+  const double missed =
+      std::lerp(none(whole), none(std::min(whole + 1, experts)), active - static_cast<double>(whole));
+  return static_cast<double>(ranks) * (1 - missed);
+}
+
+Communication plan_communication(const config::RunConfig& config, const models::Model& model,
+                                 const distributed::ParallelDims& dims, double active_experts,
+                                 uint64_t width) {
+  const auto element = static_cast<double>(width);
+  const auto degree = static_cast<double>(dims.ep_size);
+  const Group all = {static_cast<double>(dims.world_size), static_cast<double>(dims.node_size())};
+  const Group ep_group = {degree, degree};
+  const Shares shares = share_out(config.training, dims);
+  const ParameterSizes sizes = parameter_sizes(model);
+
+  Communication result;
+  result.micro_steps = shares.most_micro_steps;
+  result.busiest_share = static_cast<double>(shares.most_micro_steps) / shares.micro_batches;
+  result.bucket_share = bucket_share(model, dims.ep_size);
+  // The gradient sums of a rank cover its part of the dense parameters and its experts. Afterwards
+  // it sends the same part of the updated parameters to the other ranks.
+  const double ep_sums = config.parallel.reproducible ? shares.micro_steps : 1;
+  result.ep_gradients = exchange(ep_group, ep_sums * sizes.dense * kFloatBytes);
+  const EdpGroups edp = edp_groups(dims);
+  const double gradients = (sizes.dense + sizes.experts) / degree * kFloatBytes;
+  result.edp_gradients =
+      exchange(edp.in_node, gradients) + exchange(edp.across_nodes, gradients / edp.in_node.size);
+  result.parameters = plan_all_gather(model, dims, static_cast<int64_t>(width));
+  if (!config.model.is_dense()) {
+    result.rows_per_token = expected_ranks(config.model.num_experts, dims.ep_size, active_experts);
+    add_rows(config, model, ep_group, shares, element, result);
+  }
+  result.step = all_reduce(all, kDoubleBytes * count_step_numbers(config, model, dims));
+  return result;
+}
+
+std::vector<CollectiveBytes> by_collective(const Communication& communication) {
+  const auto rounded = [](const char* name, const SentBytes& sent) {
+    return CollectiveBytes{name, models::checked_round(sent.inside), models::checked_round(sent.between)};
+  };
+  return {rounded("reduce_scatter", communication.ep_gradients + communication.edp_gradients),
+          rounded("gather", communication.parameters), rounded("dispatch", communication.dispatch),
+          rounded("combine", communication.combine), rounded("step", communication.step)};
+}
 
 uint64_t Plan::memory_bytes() const {
   uint64_t total = 0;

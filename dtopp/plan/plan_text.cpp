@@ -3,7 +3,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/config/config.h"
 #include "dtopp/plan/plan.h"
@@ -184,6 +183,42 @@ nlohmann::ordered_json alternatives_json(const PlanContext& context) {
   return list;
 }
 
+// The largest micro-batch size for which the plan's memory would be available; 0: none. Activations and
+// workspace are proportional to it.
+uint64_t fitting_micro_batch(const Plan& plan, uint64_t available) {
+  const uint64_t moving = plan.memory_bytes("activations") + plan.memory_bytes("workspace");
+  const uint64_t fixed = plan.memory_bytes() - moving;
+  const auto micro = static_cast<uint64_t>(plan.micro_batch_size);
+  return available > fixed && moving > 0 ? std::min((available - fixed) / (moving / micro + 1), micro) : 0;
+}
+
+std::string lower_micro_batch(const Plan& plan, uint64_t fitting) {
+  return "lower training.micro_batch_size from " + std::to_string(plan.micro_batch_size) + " to " +
+         std::to_string(fitting) + " or less";
+}
+
+// Recomputation comes first: it changes no bit of the result.
+std::string remedy_for_activations(const config::RunConfig& config, const Plan& plan, config::Device device,
+                                   uint64_t available) {
+  const std::string smaller =
+      "make the model smaller (model.num_layers, hidden_size, num_experts) or use a machine with more memory";
+  const uint64_t fitting = fitting_micro_batch(plan, available);
+  const std::string otherwise = fitting > 0 ? lower_micro_batch(plan, fitting) : smaller;
+  config::RunConfig other = config;
+  for (const config::Recompute recompute : {config::Recompute::kMoe, config::Recompute::kLayer}) {
+    if (recompute <= config.training.recompute) continue;
+    if (recompute == config::Recompute::kMoe && config.model.is_dense()) continue;
+    other.training.recompute = recompute;
+    const Plan recomputing = make_plan(other, plan.dims, device);
+    const std::string set = "set training.recompute to " + enum_name(recompute);
+    if (recomputing.memory_bytes() <= available) return set + ", or " + otherwise;
+    const uint64_t then_fitting = fitting_micro_batch(recomputing, available);
+    if (recompute == config::Recompute::kLayer && then_fitting > fitting)
+      return set + " and " + lower_micro_batch(plan, then_fitting);
+  }
+  return otherwise;
+}
+
 }  // namespace
 
 std::string plan_table(const Plan& plan, const config::RunConfig& config, const PlanContext& context) {
@@ -247,46 +282,6 @@ std::string plan_json(const Plan& plan, const PlanContext& context) {
 }
 
 // Derives advice from plans: the largest micro-batch that fits, and remedies for a lack of memory.
-
-namespace {
-
-// The largest micro-batch size for which the plan's memory would be available; 0: none. Activations and
-// workspace are proportional to it.
-uint64_t fitting_micro_batch(const Plan& plan, uint64_t available) {
-  const uint64_t moving = plan.memory_bytes("activations") + plan.memory_bytes("workspace");
-  const uint64_t fixed = plan.memory_bytes() - moving;
-  const auto micro = static_cast<uint64_t>(plan.micro_batch_size);
-  return available > fixed && moving > 0 ? std::min((available - fixed) / (moving / micro + 1), micro) : 0;
-}
-
-std::string lower_micro_batch(const Plan& plan, uint64_t fitting) {
-  return "lower training.micro_batch_size from " + std::to_string(plan.micro_batch_size) + " to " +
-         std::to_string(fitting) + " or less";
-}
-
-// Recomputation comes first: it changes no bit of the result.
-std::string remedy_for_activations(const config::RunConfig& config, const Plan& plan, config::Device device,
-                                   uint64_t available) {
-  const std::string smaller =
-      "make the model smaller (model.num_layers, hidden_size, num_experts) or use a machine with more memory";
-  const uint64_t fitting = fitting_micro_batch(plan, available);
-  const std::string otherwise = fitting > 0 ? lower_micro_batch(plan, fitting) : smaller;
-  config::RunConfig other = config;
-  for (const config::Recompute recompute : {config::Recompute::kMoe, config::Recompute::kLayer}) {
-    if (recompute <= config.training.recompute) continue;
-    if (recompute == config::Recompute::kMoe && config.model.is_dense()) continue;
-    other.training.recompute = recompute;
-    const Plan recomputing = make_plan(other, plan.dims, device);
-    const std::string set = "set training.recompute to " + enum_name(recompute);
-    if (recomputing.memory_bytes() <= available) return set + ", or " + otherwise;
-    const uint64_t then_fitting = fitting_micro_batch(recomputing, available);
-    if (recompute == config::Recompute::kLayer && then_fitting > fitting)
-      return set + " and " + lower_micro_batch(plan, then_fitting);
-  }
-  return otherwise;
-}
-
-}  // namespace
 
 std::optional<int64_t> largest_micro_batch(config::RunConfig config, const distributed::ParallelDims& dims,
                                            config::Device device, uint64_t memory) {

@@ -3,7 +3,6 @@
 
 #include "dtopp/report/numbers.h"
 #include "dtopp/report/sections.h"
-#include "dtopp/runs/run_history.h"
 #include "dtopp/study/statistics.h"
 
 namespace dtopp::report {

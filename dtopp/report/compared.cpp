@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <map>
 #include <set>
 #include <stdexcept>
 
@@ -147,30 +146,6 @@ std::string sentence_of_study(const ReportInput& input) {
   return text + ".";
 }
 
-}  // namespace
-
-std::optional<ReportSection> compared_section(RunDrawing& drawing) {
-  const ReportInput& input = drawing.input;
-  ReportSection section{"compared", "Compared"};
-  section.blocks = difference_blocks(input);
-  if (!input.study_runs.empty()) section.answers.push_back(sentence_of_study(input));
-  std::ranges::move(curve_blocks(drawing), std::back_inserter(section.blocks));
-  if (input.groups.size() > 1) {
-    if (auto table = configuration_table(input)) section.blocks.push_back({std::move(*table)});
-  }
-  const std::vector<std::string> tasks = tasks_of(input);
-  if (!tasks.empty()) section.blocks.push_back({benchmark_table(input, tasks)});
-  add_chart(section.blocks, sweep_chart(drawing));
-  for (const std::string& task : tasks)
-    add_chart(section.blocks, {task, "accuracy", drawing.lines(accuracy_of(task), {.marks = true})});
-  if (section.blocks.empty()) return std::nullopt;
-  return section;
-}
-
-namespace {
-
-using namespace report_text;
-
 std::string probability(const std::optional<double>& p) {
   if (!p) return "–";
   return *p < 0.001 ? "< 0.001" : fixed(*p, 3);
@@ -221,6 +196,24 @@ ReportTable table_of(const std::string& measure, const std::vector<study::StudyR
 }
 
 }  // namespace
+
+std::optional<ReportSection> compared_section(RunDrawing& drawing) {
+  const ReportInput& input = drawing.input;
+  ReportSection section{"compared", "Compared"};
+  section.blocks = difference_blocks(input);
+  if (!input.study_runs.empty()) section.answers.push_back(sentence_of_study(input));
+  std::ranges::move(curve_blocks(drawing), std::back_inserter(section.blocks));
+  if (input.groups.size() > 1) {
+    if (auto table = configuration_table(input)) section.blocks.push_back({std::move(*table)});
+  }
+  const std::vector<std::string> tasks = tasks_of(input);
+  if (!tasks.empty()) section.blocks.push_back({benchmark_table(input, tasks)});
+  add_chart(section.blocks, sweep_chart(drawing));
+  for (const std::string& task : tasks)
+    add_chart(section.blocks, {task, "accuracy", drawing.lines(accuracy_of(task), {.marks = true})});
+  if (section.blocks.empty()) return std::nullopt;
+  return section;
+}
 
 std::vector<ReportBlock> difference_blocks(const ReportInput& input) {
   std::vector<ReportBlock> blocks;

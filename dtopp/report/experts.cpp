@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -103,44 +102,6 @@ ReportTable experts_table(const ReportInput& input) {
   return table;
 }
 
-}  // namespace
-
-std::optional<ReportSection> experts_section(RunDrawing& drawing) {
-  const ReportInput& input = drawing.input;
-  if (!any_run_has(input, "moe/imbalance")) return std::nullopt;
-  ReportSection section{"experts", "How experts are used"};
-  if (input.runs.size() == 1) {
-    const std::string layers = sentence_of_layers(input.runs[0]);
-    section.answers.push_back(layers + (layers.empty() ? "" : " ") + sentence_of_dead(input.runs[0]));
-  }
-  ReportChoice choice{"layers", "Layers of", {}};
-  for (size_t run = 0; run < input.runs.size(); ++run) {
-    ReportOption option = run_option(drawing, run);
-    if (!option.blocks.empty()) choice.options.push_back(std::move(option));
-  }
-  if (!choice.options.empty()) section.blocks.push_back({std::move(choice)});
-  section.blocks.push_back({imbalance_chart(drawing)});
-  if (any_run_has(input, "moe/common_logit_share"))
-    section.blocks.push_back({ReportChart{
-        .title = "Logits in common",
-        .y_label = "share of the router logits' variance",
-        .lines = drawing.lines("moe/common_logit_share"),
-        .from_zero = true,
-        .note = "The part of the logits that all tokens of a step have in common. Near 1, the router hardly "
-                "distinguishes tokens."}});
-  if (std::ranges::any_of(input.runs, has_dead_experts))
-    section.blocks.push_back({ReportChart{.title = "Dead experts",
-                                          .y_label = "in all layers",
-                                          .lines = drawing.lines("moe/dead_experts"),
-                                          .from_zero = true}});
-  if (input.runs.size() > 1) section.blocks.push_back({experts_table(input)});
-  return section;
-}
-
-namespace {
-
-using namespace report_text;
-
 std::vector<double> counted(size_t n) {
   std::vector<double> values(n);
   std::iota(values.begin(), values.end(), 0.0);
@@ -179,6 +140,38 @@ ReportTable kinds_table(const std::string& label, const std::vector<tasks::KindO
 }
 
 }  // namespace
+
+std::optional<ReportSection> experts_section(RunDrawing& drawing) {
+  const ReportInput& input = drawing.input;
+  if (!any_run_has(input, "moe/imbalance")) return std::nullopt;
+  ReportSection section{"experts", "How experts are used"};
+  if (input.runs.size() == 1) {
+    const std::string layers = sentence_of_layers(input.runs[0]);
+    section.answers.push_back(layers + (layers.empty() ? "" : " ") + sentence_of_dead(input.runs[0]));
+  }
+  ReportChoice choice{"layers", "Layers of", {}};
+  for (size_t run = 0; run < input.runs.size(); ++run) {
+    ReportOption option = run_option(drawing, run);
+    if (!option.blocks.empty()) choice.options.push_back(std::move(option));
+  }
+  if (!choice.options.empty()) section.blocks.push_back({std::move(choice)});
+  section.blocks.push_back({imbalance_chart(drawing)});
+  if (any_run_has(input, "moe/common_logit_share"))
+    section.blocks.push_back({ReportChart{
+        .title = "Logits in common",
+        .y_label = "share of the router logits' variance",
+        .lines = drawing.lines("moe/common_logit_share"),
+        .from_zero = true,
+        .note = "The part of the logits that all tokens of a step have in common. Near 1, the router hardly "
+                "distinguishes tokens."}});
+  if (std::ranges::any_of(input.runs, has_dead_experts))
+    section.blocks.push_back({ReportChart{.title = "Dead experts",
+                                          .y_label = "in all layers",
+                                          .lines = drawing.lines("moe/dead_experts"),
+                                          .from_zero = true}});
+  if (input.runs.size() > 1) section.blocks.push_back({experts_table(input)});
+  return section;
+}
 
 std::vector<ReportBlock> activation_blocks(RunDrawing& drawing, size_t run) {
   std::vector<ReportBlock> blocks;

@@ -7,7 +7,6 @@
 #include <system_error>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/base/files.h"
 #include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/runs/run_directory.h"
 #include "dtopp/study/run_folder.h"

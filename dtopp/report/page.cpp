@@ -1,7 +1,6 @@
 #include "dtopp/report/page.h"
 
 #include <map>
-#include <string_view>
 
 #include "dtopp/base/files.h"
 #include "dtopp/report/page_files.h"

@@ -1,19 +1,11 @@
 #include "dtopp/runs/metrics.h"
 
-#include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cmath>
-#include <limits>
-#include <span>
-
-#include <unistd.h>
 
 #include "dtopp/base/descriptor.h"
-#include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 
@@ -129,68 +121,6 @@ void drop_lines_past(const fs::path& path, int64_t last_step, int64_t last_valid
   });
 }
 
-}  // namespace
-
-std::string to_json(const MetricRecord& record) {
-  std::string line(kLineStart);
-  append_number(line, record.step);
-  line += ",\"tokens\":";
-  append_number(line, record.tokens);
-  line += ",\"time\":";
-  append_value(line, record.time);
-  for (const auto& [name, value] : record.values) {
-    line += ',' + quote_json(name) + ':';
-    append_value(line, value);
-  }
-  return line + '}';
-}
-
-double last_value(const fs::path& directory, std::string_view name) {
-  if (path_kind(directory / kMetricsFile) == PathKind::kNothing) return 0;
-  const std::string key = ',' + quote_json(std::string(name)) + ':';
-  const auto find = [&](std::string_view text) {
-    const size_t newline = text.rfind('\n');
-    return newline == std::string_view::npos ? newline : text.rfind(key, newline);
-  };
-  const std::string text = read_end(directory / kMetricsFile, [&](std::string_view end) {
-                             return find(end) != std::string_view::npos;
-                           }).text;
-  const size_t found = find(text);
-  double value = 0;
-  if (found != std::string::npos)
-    std::from_chars(text.data() + found + key.size(), text.data() + text.size(), value);
-  return value;
-}
-
-MetricsWriter::MetricsWriter(const fs::path& directory, int64_t resume_step, bool tensorboard,
-                             std::optional<int64_t> last_validation)
-    : path_(directory / kMetricsFile) {
-  drop_lines_past(path_, resume_step, last_validation.value_or(resume_step));
-  errno = 0;
-  file_.open(path_, std::ios::binary | std::ios::app);
-  if (!file_) throw file_error("open", path_, errno);
-  if (tensorboard) events_ = std::make_unique<EventFile>(directory, resume_step + 1);
-  sync_directory(directory);
-}
-
-MetricsWriter::~MetricsWriter() = default;
-
-void MetricsWriter::write(const MetricRecord& record) {
-  errno = 0;
-  file_ << to_json(record) << '\n' << std::flush;
-  if (!file_) throw file_error("write", path_, errno);
-  if (events_) events_->write(record);
-}
-
-void MetricsWriter::sync() const {
-  sync_file(path_);
-  if (events_) sync_file(events_->path());
-}
-
-namespace {
-
-namespace fs = std::filesystem;
-
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 
 // CRC-32C (Castagnoli), reflected.
@@ -285,6 +215,62 @@ fs::path new_path(const fs::path& directory, double now) {
 }
 
 }  // namespace
+
+std::string to_json(const MetricRecord& record) {
+  std::string line(kLineStart);
+  append_number(line, record.step);
+  line += ",\"tokens\":";
+  append_number(line, record.tokens);
+  line += ",\"time\":";
+  append_value(line, record.time);
+  for (const auto& [name, value] : record.values) {
+    line += ',' + quote_json(name) + ':';
+    append_value(line, value);
+  }
+  return line + '}';
+}
+
+double last_value(const fs::path& directory, std::string_view name) {
+  if (path_kind(directory / kMetricsFile) == PathKind::kNothing) return 0;
+  const std::string key = ',' + quote_json(std::string(name)) + ':';
+  const auto find = [&](std::string_view text) {
+    const size_t newline = text.rfind('\n');
+    return newline == std::string_view::npos ? newline : text.rfind(key, newline);
+  };
+  const std::string text = read_end(directory / kMetricsFile, [&](std::string_view end) {
+                             return find(end) != std::string_view::npos;
+                           }).text;
+  const size_t found = find(text);
+  double value = 0;
+  if (found != std::string::npos)
+    std::from_chars(text.data() + found + key.size(), text.data() + text.size(), value);
+  return value;
+}
+
+MetricsWriter::MetricsWriter(const fs::path& directory, int64_t resume_step, bool tensorboard,
+                             std::optional<int64_t> last_validation)
+    : path_(directory / kMetricsFile) {
+  drop_lines_past(path_, resume_step, last_validation.value_or(resume_step));
+  errno = 0;
+  file_.open(path_, std::ios::binary | std::ios::app);
+  if (!file_) throw file_error("open", path_, errno);
+  if (tensorboard) events_ = std::make_unique<EventFile>(directory, resume_step + 1);
+  sync_directory(directory);
+}
+
+MetricsWriter::~MetricsWriter() = default;
+
+void MetricsWriter::write(const MetricRecord& record) {
+  errno = 0;
+  file_ << to_json(record) << '\n' << std::flush;
+  if (!file_) throw file_error("write", path_, errno);
+  if (events_) events_->write(record);
+}
+
+void MetricsWriter::sync() const {
+  sync_file(path_);
+  if (events_) sync_file(events_->path());
+}
 
 EventFile::EventFile(const fs::path& directory, int64_t first_step) {
   const double now = seconds_since_epoch();
