@@ -28,7 +28,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// The options of all commands of evaluate.
 struct EvaluateOptions {
   InferenceOptions inference;
   std::string output;
@@ -159,7 +158,6 @@ std::filesystem::path output_file(const EvaluateOptions& options, const std::str
   return tasks::results_file(options.output, kind, model, measured);
 }
 
-// Returns the members of `model` and `results` as one object.
 ordered_json labeled(const tasks::EvaluatedModel& model, const ordered_json& results) {
   ordered_json json = tasks::to_json(model);
   json.update(results);
@@ -439,7 +437,6 @@ void report_prompts(const TasksOptions& options, const std::vector<tasks::TaskRe
   if (!options.json) print_counts(prepared);
 }
 
-// The inputs of a model's evaluation.
 struct TaskEvaluation {
   const TasksOptions& options;
   const checkpoint::Checkpoint& checkpoint;
@@ -491,7 +488,6 @@ void evaluate_once(TaskEvaluation& evaluation) {
   kept.remove();
 }
 
-// Measures accuracy at each target of --sweep-target.
 void sweep(TaskEvaluation& evaluation) {
   const TasksOptions& options = evaluation.options;
   inference::InferenceModel& model = evaluation.model;

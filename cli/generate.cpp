@@ -143,7 +143,6 @@ class InputLines {
   std::string buffer_;
 };
 
-// Reads the number of a command. Throws UsageError if the text is anything else.
 double number_of(const std::string& command, std::string_view text) {
   double number = 0;
   const char* const end = text.data() + text.size();
@@ -249,7 +248,6 @@ class Interactive {
   at::Tensor windows_BL_;  // on which p is solved; undefined until it is
 };
 
-// Continues the lines of standard input until it ends.
 void generate_interactively(const GenerateOptions& options) {
   Interactive session(options);
   stop_on_signals();

@@ -140,7 +140,6 @@ constexpr char kExitStatus[] = R"(Exit status:
   6   non-finite steps; failed runs of a study
   75  signal or time limit; the same command resumes)";
 
-// An example per command.
 constexpr std::array kExamples = {
     "dtopp prepare text novels.jsonl.zst --tokenizer tokenizer.json --output data/novels/train",
     "dtopp prepare images pictures --size 32 --output data/pictures/train",

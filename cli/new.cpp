@@ -62,7 +62,6 @@ plan::NewRunSize size_of(const NewOptions& options) {
   return size;
 }
 
-// The folder `validation` beside a folder `train`.
 std::string held_out_beside(const std::string& data) {
   const fs::path folder = without_trailing_slash(data), beside = folder.parent_path() / "validation";
   if (folder.filename() != "train" || path_kind(beside) != PathKind::kDirectory)
@@ -95,7 +94,6 @@ std::optional<plan::NewRunData> read_data(const NewOptions& options) {
   return read;
 }
 
-// Prints the time by the matrix rate of this machine.
 void print_time(const config::RunConfig& config, const plan::Plan& plan, const at::Device& device) {
   const at::ScalarType type = device::compute_type(config.training.precision, device);
   const double rate = device::measure_matrix_rate(at::device(device).dtype(type));

@@ -27,7 +27,6 @@ std::vector<std::string> command_line() {
   return arguments;
 }
 
-// Removes an option and its value.
 std::vector<std::string> without(const std::string& option, std::vector<std::string> arguments) {
   for (size_t i = 0; i < arguments.size();) {
     const auto at = arguments.begin() + static_cast<std::ptrdiff_t>(i);
@@ -77,7 +76,6 @@ Attempt run_ranks(int64_t processes, const launch::SignalPipe& signals) {
   return {end, end_message(end, *store.store), is_reported(end, *store.store)};
 }
 
-// The step of the newest checkpoint, 0 if there is none.
 int64_t newest_step(const RankGroup& group) {
   if (group.restarts == 0) return 0;
   const std::vector<int64_t> steps = checkpoint::list_checkpoint_steps(group.checkpoints);
@@ -88,7 +86,6 @@ config::Device kind_of(const at::Device& device) {
   return device.is_cpu() ? config::Device::kCpu : config::Device::kCuda;
 }
 
-// The memory that this rank may use.
 uint64_t rank_memory(const distributed::Cluster& cluster, const at::Device& device) {
   const auto memory = device::free_device_memory(device);
   return memory ? *memory : device::available_memory() / static_cast<uint64_t>(cluster.local_size());

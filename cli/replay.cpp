@@ -27,7 +27,6 @@ struct ReplayOptions {
   bool json = false;
 };
 
-// The configuration of the run, with its step and its device checked.
 config::RunConfig config_of(const ReplayOptions& options) {
   auto config = runs::config_of(options.run);
   if (!config) throw UsageError(options.run, ": holds no run; name the folder of a run");

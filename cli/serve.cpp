@@ -88,7 +88,6 @@ Budgets open_budgets(const ServeOptions& options, const inference::InferenceMode
   return {.kept = kept.value_or(inference::KeptBudgets())};
 }
 
-// Solves one budget and keeps it.
 void solve(const inference::InferenceModel& model, const checkpoint::Checkpoint& checkpoint, int64_t experts,
            Budgets& budgets) {
   print_message(

@@ -124,7 +124,6 @@ std::vector<study::ComparisonResult> comparisons_of(const std::vector<std::strin
   return all;
 }
 
-// Writes the curves and the report, and prints the tables.
 void show_results(const OpenStudy& open, const study::StudyResults& results) {
   study::write_curves(open.study, open.runs, open.records, open.ledger->curves());
   const auto has_folder = [](const study::StudyRun& run) {

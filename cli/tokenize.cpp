@@ -13,7 +13,6 @@
 namespace dtopp::cli {
 namespace {
 
-// Converts one line of text to a JSON array of ids.
 std::string encode_line(const data::Tokenizer& tokenizer, const std::string& line) {
   std::string out = "[";
   for (const int32_t id : tokenizer.encode(line)) {

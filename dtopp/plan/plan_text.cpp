@@ -72,13 +72,8 @@ std::string memory_rows(const Plan& plan) {
 std::string bytes(uint64_t count) { return format_bytes(static_cast<double>(count)); }
 
 // Totals over all collectives, each of which is rounded.
-struct TotalBytes {
-  uint64_t inside = 0, between = 0;
-  uint64_t total() const { return inside + between; }
-};
-
-TotalBytes sent_bytes(const Plan& plan) {
-  TotalBytes total;
+CollectiveBytes sent_bytes(const Plan& plan) {
+  CollectiveBytes total{"total"};
   for (const CollectiveBytes& sent : by_collective(plan.communication)) {
     total.inside += sent.inside;
     total.between += sent.between;
@@ -91,7 +86,7 @@ std::string sent_rows(const Plan& plan) {
     return format("%-24s%14s%16s\n", name.c_str(), inside.c_str(), between.c_str());
   };
   std::string text = columns("sent per step, mean rank", "inside nodes", "between nodes");
-  const TotalBytes total = sent_bytes(plan);
+  const CollectiveBytes total = sent_bytes(plan);
   for (const CollectiveBytes& sent : by_collective(plan.communication)) {
     if (sent.inside + sent.between > 0)
       text += columns("  " + words(sent.name), bytes(sent.inside), bytes(sent.between));
@@ -252,7 +247,8 @@ std::string plan_json(const Plan& plan, const PlanContext& context) {
   json["expert_parallel"] = plan.dims.ep_size;
   json["rows_per_token"] = plan.communication.rows_per_token;
   json["wire_bytes"] = wire_json(plan);
-  json["wire_bytes_per_step"] = sent_bytes(plan).total();
+  const CollectiveBytes sent = sent_bytes(plan);
+  json["wire_bytes_per_step"] = sent.inside + sent.between;
   const std::optional<StepTime> time = time_of(plan, context.device);
   json["step_seconds"] = seconds_json(time);
   if (time) {
@@ -280,8 +276,6 @@ std::string plan_json(const Plan& plan, const PlanContext& context) {
   }
   return dump_json(json);
 }
-
-// Derives advice from plans: the largest micro-batch that fits, and remedies for a lack of memory.
 
 std::optional<int64_t> largest_micro_batch(config::RunConfig config, const distributed::ParallelDims& dims,
                                            config::Device device, uint64_t memory) {

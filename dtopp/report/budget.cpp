@@ -82,22 +82,19 @@ ReportChart deviation_chart(RunDrawing& drawing) {
 
 // Returns a map with one row per range of counts. Ranges above the largest count are left out.
 std::optional<ReportHeatMap> shares_map(RunDrawing& drawing, size_t run) {
-  std::vector<const runs::Series*> rows;
-  std::vector<std::string> names;
+  NamedSeries rows;
   for (const runs::CountRange& range : runs::count_ranges(drawing.input.runs[run].config.model.num_experts)) {
     const runs::Series* shares = find_series(drawing.input.runs[run], range.metric());
     if (shares == nullptr) return std::nullopt;
-    rows.push_back(shares);
-    names.push_back(range.name());
+    rows.emplace_back(range.name(), shares);
   }
   const auto is_zero = [](const runs::Series* row) {
     return std::ranges::none_of(row->values, [](double share) { return share > 0; });
   };
-  while (!rows.empty() && is_zero(rows.back())) rows.pop_back();
-  names.resize(rows.size());
+  while (!rows.empty() && is_zero(rows.back().second)) rows.pop_back();
   if (rows.empty()) return std::nullopt;
   return drawing.heat_map(run, "shares", "Share of tokens by their number of experts, over training",
-                          "experts", rows, names);
+                          "experts", rows);
 }
 
 struct Budget {

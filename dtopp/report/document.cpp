@@ -26,8 +26,7 @@ template <class Number>
 std::string bytes_of(std::span<const double> values) {
   std::string bytes(values.size() * sizeof(Number), '\0');
   for (size_t i = 0; i < values.size(); ++i) {
-    Number number = std::numeric_limits<Number>::quiet_NaN();
-    if (std::isfinite(values[i])) number = static_cast<Number>(values[i]);
+    auto number = static_cast<Number>(values[i]);
     if (!std::isfinite(number)) number = std::numeric_limits<Number>::quiet_NaN();
     std::memcpy(bytes.data() + i * sizeof(Number), &number, sizeof(Number));
   }
@@ -180,7 +179,8 @@ OrderedJson document_json(const ReportDocument& document, const Columns& columns
 
 }  // namespace
 
-int Columns::insert(const std::string& key, ReportColumn made) {
+int Columns::insert(const std::string& key, std::span<const double> values, ReportColumn::Kind kind) {
+  ReportColumn made = make_column(values, kind);
   const auto [entry, is_new] = ids_.try_emplace(key, static_cast<int>(columns_.size()));
   if (is_new) columns_.emplace_back();
   ReportColumn& column = columns_[static_cast<size_t>(entry->second)];
@@ -194,14 +194,6 @@ int Columns::insert(const std::string& key, ReportColumn made) {
   if (made.lengths.size() > kGenerationsKept) made.lengths.erase(made.lengths.begin());
   column = std::move(made);
   return entry->second;
-}
-
-int Columns::add(const std::string& key, std::span<const double> values) {
-  return insert(key, make_column(values, ReportColumn::Kind::kFloat32));
-}
-
-int Columns::add_exact(const std::string& key, std::span<const double> values) {
-  return insert(key, make_column(values, ReportColumn::Kind::kFloat64));
 }
 
 uint64_t Columns::known_to(int id, uint64_t generation) const {

@@ -35,21 +35,16 @@ ReportOption run_option(RunDrawing& drawing, size_t run) {
 
 // Names the layers with the most and the fewest active experts over the last tenth of the logged steps.
 std::string sentence_of_layers(const ReportRun& run) {
-  int most = -1, fewest = -1;
-  double high = 0, low = 0;
+  std::map<int, double> means;
   for (int layer = 0; layer < run.config.model.num_layers; ++layer) {
     const auto mean = study::value_of_run(run.history, format("moe/layer_%02d/active_experts", layer)).value;
-    if (!mean) continue;
-    if (most < 0 || *mean > high) {
-      most = layer;
-      high = *mean;
-    }
-    if (fewest < 0 || *mean < low) {
-      fewest = layer;
-      low = *mean;
-    }
+    if (mean) means[layer] = *mean;
   }
-  if (most < 0 || most == fewest || high - low < 1e-9) return "";
+  if (means.empty()) return "";
+  const auto by_mean = [](const auto& layer) { return layer.second; };
+  const auto [most, high] = *std::ranges::max_element(means, {}, by_mean);
+  const auto [fewest, low] = *std::ranges::min_element(means, {}, by_mean);
+  if (high - low < 1e-9) return "";
   return "Layer " + std::to_string(most) + " uses the most experts (" + fixed(high, 2) +
          " per token), layer " + std::to_string(fewest) + " the fewest (" + fixed(low, 2) + ").";
 }
@@ -102,12 +97,6 @@ ReportTable experts_table(const ReportInput& input) {
   return table;
 }
 
-std::vector<double> counted(size_t n) {
-  std::vector<double> values(n);
-  std::iota(values.begin(), values.end(), 0.0);
-  return values;
-}
-
 std::vector<double> shares(std::vector<double> counts) {
   const double sum = std::accumulate(counts.begin(), counts.end(), 0.0);
   for (double& count : counts) count = sum > 0 ? count / sum : 0;
@@ -121,7 +110,9 @@ ReportHeatMap map_of(RunDrawing& drawing, size_t run, const std::string& label, 
   ReportHeatMap map{title + ", " + label, "layer", static_cast<int>(run)};
   const std::string column = std::to_string(run) + " measured " + key + " " + label;
   map.own_x = own_x;
-  map.x = drawing.columns.add_exact(column + " x", counted(rows.at(0).size()));
+  std::vector<double> x(rows.at(0).size());
+  std::iota(x.begin(), x.end(), 0.0);
+  map.x = drawing.columns.add_exact(column + " x", x);
   for (size_t layer = 0; layer < rows.size(); ++layer) {
     map.rows.push_back(std::to_string(layer));
     map.cells.push_back(drawing.columns.add(column + " " + map.rows.back(), rows[layer]));

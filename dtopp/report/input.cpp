@@ -125,10 +125,6 @@ std::vector<RunGroup> group_runs(const std::vector<ReportRun>& runs) {
   return groups;
 }
 
-std::string folder_name(const fs::path& path) {
-  return without_trailing_slash(path.lexically_normal()).filename().string();
-}
-
 }  // namespace
 
 ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost& find_cost) {
@@ -156,7 +152,7 @@ ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost
     std::ranges::copy(study.rows, std::back_inserter(input.study));
     std::ranges::copy(study.curves, std::back_inserter(input.curves));
     for (const auto& [status, n] : study.by_status) input.study_runs[status] += n;
-    input.title = folder_name(path);
+    input.title = without_trailing_slash(path.lexically_normal()).filename().string();
   }
   if (input.runs.empty())
     throw UsageError(paths.at(0),

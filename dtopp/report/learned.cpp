@@ -89,19 +89,16 @@ ReportDetails loss_terms(RunDrawing& drawing) {
 void add_noise_bands(RunDrawing& drawing, ReportSection& section) {
   ReportChoice choice{"noise", "Run", {}};
   for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
-    std::vector<const runs::Series*> rows;
-    std::vector<std::string> names;
+    const ReportRun& one = drawing.input.runs[run];
+    NamedSeries rows;
     for (int band = 0; band < 10; ++band) {
-      const runs::Series* series = find_series(drawing.input.runs[run], "val/loss_t" + std::to_string(band));
+      const runs::Series* series = find_series(one, "val/loss_t" + std::to_string(band));
       if (series == nullptr) break;
-      rows.push_back(series);
-      names.push_back(std::to_string(band));
+      rows.emplace_back(std::to_string(band), series);
     }
     if (rows.empty()) continue;
-    choice.options.push_back(
-        {drawing.input.runs[run].name,
-         {{drawing.heat_map(run, "loss_t", "Validation loss by noise, from little (0) to much", "tenth", rows,
-                            names)}}});
+    const char* title = "Validation loss by noise, from little (0) to much";
+    choice.options.push_back({one.name, {{drawing.heat_map(run, "loss_t", title, "tenth", rows)}}});
   }
   if (!choice.options.empty()) section.blocks.push_back({std::move(choice)});
 }

@@ -55,9 +55,6 @@ using namespace report_text;
 
 constexpr double kSecondsPerHour = 3600;
 
-// Returns "1", "2", …: the number that identifies a run without relying on colors.
-std::string tag_of(size_t run) { return std::to_string(run + 1); }
-
 int group_of(const ReportInput& input, size_t run) {
   for (size_t group = 0; group < input.groups.size(); ++group) {
     if (std::ranges::find(input.groups[group].runs, run) != input.groups[group].runs.end())
@@ -77,7 +74,9 @@ std::optional<std::vector<double>> clock_of(const ReportRun& run, const std::str
 
 ReportedRun describe(const ReportInput& input, size_t index, Columns& columns) {
   const ReportRun& run = input.runs[index];
-  ReportedRun described{run.name, tag_of(index), run.path.string(), group_of(input, index), std::nullopt};
+  // The tag identifies a run without relying on colors.
+  const std::string tag = std::to_string(index + 1);
+  ReportedRun described{run.name, tag, run.path.string(), group_of(input, index), std::nullopt};
   const runs::Series& tokens = run.history.tokens;
   if (tokens.steps.empty()) return described;
   const std::string column = std::to_string(index) + " clock";
@@ -186,15 +185,16 @@ ReportLine RunDrawing::line(size_t run, const std::string& key, const runs::Seri
 }
 
 ReportHeatMap RunDrawing::heat_map(size_t run, const std::string& key, const std::string& title,
-                                   const std::string& row_label, const std::vector<const runs::Series*>& rows,
-                                   const std::vector<std::string>& names) {
-  ReportHeatMap map{title, row_label, static_cast<int>(run), names};
-  const std::vector<int64_t>& steps = rows.at(0)->steps;
-  const size_t stride = (steps.size() + kCellsOfRow - 1) / kCellsOfRow;
+                                   const std::string& row_label, const NamedSeries& rows) {
+  ReportHeatMap map{title, row_label, static_cast<int>(run)};
+  const runs::Series& first = *rows.at(0).second;
+  const size_t stride = (first.steps.size() + kCellsOfRow - 1) / kCellsOfRow;
   const std::string column = std::to_string(run) + " heat " + key;
-  map.x = columns.add_exact(column + " steps", means(steps_of(*rows[0]), stride));
-  for (size_t row = 0; row < rows.size(); ++row)
-    map.cells.push_back(columns.add(column + " " + names[row], means(values_at(steps, *rows[row]), stride)));
+  map.x = columns.add_exact(column + " steps", means(steps_of(first), stride));
+  for (const auto& [name, series] : rows) {
+    map.rows.push_back(name);
+    map.cells.push_back(columns.add(column + " " + name, means(values_at(first.steps, *series), stride)));
+  }
   if (stride > 1) map.note = "Each cell is the mean of " + report_text::count_of(stride, "logged step") + ".";
   return map;
 }
@@ -222,13 +222,9 @@ std::optional<ReportHeatMap> RunDrawing::layers(size_t run, const std::string& n
       by_layer[std::atoi(metric.c_str() + kPrefix.size())] = &series;
   }
   if (by_layer.empty()) return std::nullopt;
-  std::vector<const runs::Series*> rows;
-  std::vector<std::string> names;
-  for (const auto& [layer, series] : by_layer) {
-    rows.push_back(series);
-    names.push_back(std::to_string(layer));
-  }
-  return heat_map(run, name, title, "layer", rows, names);
+  NamedSeries rows;
+  for (const auto& [layer, series] : by_layer) rows.emplace_back(std::to_string(layer), series);
+  return heat_map(run, name, title, "layer", rows);
 }
 
 ReportDocument make_document(const ReportInput& input, Columns& columns) {

@@ -187,10 +187,6 @@ std::string summary_of(const MetricRecord& record) {
   return summary;
 }
 
-double seconds_since_epoch() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 // TensorBoard reads the files of a directory in the order of their names, and purges only what it has already
 // read. The file of a resumed run must therefore sort last, even within the same second or after the clock
 // was set back.
@@ -273,7 +269,8 @@ void MetricsWriter::sync() const {
 }
 
 EventFile::EventFile(const fs::path& directory, int64_t first_step) {
-  const double now = seconds_since_epoch();
+  const double now =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   path_ = new_path(directory, now);
   errno = 0;
   file_.open(path_, std::ios::binary);
