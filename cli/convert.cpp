@@ -69,11 +69,10 @@ void add_to_hf(CLI::App& convert) {
                    "transformers, which needs model.norm=rms, routing.method=top_k and normalization=none")
       ->transform(choice<convert::HuggingFaceClass>())
       ->default_str("dtopp");
-  command
-      ->add_option("--max-experts", options->how.max_experts,
-                   "upper limit of experts per token in the converted model; tokens with more keep their "
-                   "likeliest ones")
-      ->check(positive<int64_t>());
+  add_checked(*command, "--max-experts", options->how.max_experts,
+              "upper limit of experts per token in the converted model; tokens with more keep their "
+              "likeliest ones",
+              positive<int64_t>());
   command->add_option("--text", options->text,
                       "text file or token folder on which to count the tokens that --max-experts changes");
   command

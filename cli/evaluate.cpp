@@ -37,11 +37,10 @@ struct EvaluateOptions {
 };
 
 void add_evaluate_options(CLI::App& command, EvaluateOptions& options) {
-  command
-      .add_option("--output", options.output,
-                  "also write the results as JSON to this file; in a folder, to a file whose name contains "
-                  "the texts or images, the checkpoint's step, the budget and the precision")
-      ->check(in_existing_folder());
+  add_checked(command, "--output", options.output,
+              "also write the results as JSON to this file; in a folder, to a file whose name contains "
+              "the texts or images, the checkpoint's step, the budget and the precision",
+              in_existing_folder());
   add_number(command, "--batch-size", options.batch_size, "sequences or images per batch",
              positive<int64_t>());
   command.add_flag("--json", options.json, "print the results as one JSON object");
@@ -60,11 +59,10 @@ void add_text_option(CLI::App& command, std::vector<std::string>& texts) {
 void add_sweep_option(CLI::App& command, std::vector<double>& targets,
                       const std::vector<std::string>& excluded) {
   CLI::Option* option =
-      command
-          .add_option("--sweep-target", targets,
-                      "measure at each of these numbers of active experts per token, e.g. 2,4,8,12")
-          ->delimiter(',')
-          ->check(positive<double>());
+      add_checked(command, "--sweep-target", targets,
+                  "measure at each of these numbers of active experts per token, e.g. 2,4,8,12",
+                  positive<double>())
+          ->delimiter(',');
   for (const std::string& name : excluded) option->excludes(command.get_option(name));
 }
 
@@ -365,10 +363,8 @@ void add_evaluate_text(CLI::App& evaluate) {
       evaluate.add_subcommand("text", "Measure the loss, perplexity and bits per byte of a text");
   add_inference_options(*command, options->inference, "the text that is evaluated");
   add_text_option(*command, options->texts);
-  command
-      ->add_option("--dump-routing", options->dump_routing,
-                   "write the experts of each token and layer to this safetensors file")
-      ->check(in_existing_folder());
+  add_checked(*command, "--dump-routing", options->dump_routing,
+              "write the experts of each token and layer to this safetensors file", in_existing_folder());
   command
       ->add_option("--replay-routing", options->replay_routing,
                    "use the experts of a --dump-routing file instead of the router's selection")
@@ -380,12 +376,11 @@ void add_evaluate_text(CLI::App& evaluate) {
       ->excludes("--replay-routing");
   std::vector<std::string> rules;
   for (const auto& [name, rule] : eval::counts_rules()) rules.push_back(name);
-  command
-      ->add_option(
-          "--counts", options->counts,
-          "number of experts of a token: as the router selects (as-is), the mean of all tokens and layers "
-          "(uniform), or that of another token of the same layer, source or window (permuted:layer, …)")
-      ->check(CLI::IsMember(rules))
+  add_checked(
+      *command, "--counts", options->counts,
+      "number of experts of a token: as the router selects (as-is), the mean of all tokens and layers "
+      "(uniform), or that of another token of the same layer, source or window (permuted:layer, …)",
+      CLI::IsMember(rules))
       ->excludes("--replay-routing")
       ->excludes("--by-document");
   add_number(*command, "--counts-seed", options->counts_seed, "seed of --counts", not_negative<uint64_t>())
@@ -568,10 +563,10 @@ void add_evaluate_tasks(CLI::App& evaluate) {
       ->capture_default_str();
   command->add_option("--data", options->data, "folder with the task files, NAME.jsonl[.gz|.zst]")
       ->required();
-  command->add_option("--limit", options->limit, "evaluate only the first LIMIT items per data set")
-      ->check(positive<int64_t>());
-  command->add_option("--dump", options->dump, "write one JSON line per item, with its prompt, to this file")
-      ->check(in_existing_folder());
+  add_checked(*command, "--limit", options->limit, "evaluate only the first LIMIT items per data set",
+              positive<int64_t>());
+  add_checked(*command, "--dump", options->dump,
+              "write one JSON line per item, with its prompt, to this file", in_existing_folder());
   command->add_flag("--paper", options->paper,
                     "show the results of the paper's 1.3B models beside those of this model");
   add_sweep_option(*command, options->sweep, {"--target-experts", "--dump", "--paper"});
@@ -689,16 +684,14 @@ void add_evaluate_images(CLI::App& evaluate) {
   CLI::App* command =
       evaluate.add_subcommand("images", "Measure the loss of a diffusion transformer on held-out images");
   add_checkpoint_options(*command, options->inference);
-  command
-      ->add_option("--target-experts", options->inference.target_experts,
-                   "mean number of active experts per token, for which p is solved on the first images")
-      ->check(positive<double>());
+  add_checked(*command, "--target-experts", options->inference.target_experts,
+              "mean number of active experts per token, for which p is solved on the first images",
+              positive<double>());
   command->add_option("--images", options->images, "folder of prepared images")->required();
-  command->add_option("--limit", options->limit, "measure only the first LIMIT images")
-      ->check(positive<int64_t>());
-  command
-      ->add_option("--dump", options->dump, "write images, noise, t and predictions to this safetensors file")
-      ->check(in_existing_folder());
+  add_checked(*command, "--limit", options->limit, "measure only the first LIMIT images",
+              positive<int64_t>());
+  add_checked(*command, "--dump", options->dump,
+              "write images, noise, t and predictions to this safetensors file", in_existing_folder());
   add_evaluate_options(*command, *options);
   command->get_option("--dump")->excludes(command->get_option("--processes"));
   command->callback([options] { evaluate_on_ranks(*options, evaluate_images); });

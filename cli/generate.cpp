@@ -343,12 +343,11 @@ void add_generate(CLI::App& app) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* command = app.add_subcommand("generate", "Generate text that continues a prompt");
   add_inference_options(*command, options->inference);
-  command->add_option("--prompt", options->prompt, "the text to continue")->check(not_empty());
-  command
-      ->add_option("--prompts", options->prompts_file,
-                   "file with one prompt per line; all are computed as one batch. Blank lines are skipped. "
-                   "--json shows where a text begins")
-      ->check(not_empty())
+  add_checked(*command, "--prompt", options->prompt, "the text to continue", not_empty());
+  add_checked(*command, "--prompts", options->prompts_file,
+              "file with one prompt per line; all are computed as one batch. Blank lines are skipped. "
+              "--json shows where a text begins",
+              not_empty())
       ->excludes("--prompt");
   add_number(*command, "--max-tokens", options->max_tokens,
              "maximum number of new tokens per prompt; the model's sequence length limits them too",

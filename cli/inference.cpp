@@ -25,18 +25,16 @@ void add_checkpoint_options(CLI::App& command, InferenceOptions& options) {
   command.add_option("--device", options.device, "device: auto, cpu or cuda")
       ->transform(choice<config::Device>())
       ->default_str("auto");
-  command.add_option("--threads", options.threads, "number of CPU threads; 0: one per core")
-      ->check(not_negative<int64_t>());
+  add_checked(command, "--threads", options.threads, "number of CPU threads; 0: one per core",
+              not_negative<int64_t>());
 }
 
 void add_inference_options(CLI::App& command, InferenceOptions& options, const std::string& default_text) {
   add_checkpoint_options(command, options);
   add_precision_option(command, options);
   command.add_option("--tokenizer", options.tokenizer, "tokenizer.json file, for a checkpoint without one");
-  command
-      .add_option("--target-experts", options.target_experts,
-                  "mean number of active experts per token; p is solved for it")
-      ->check(positive<double>());
+  add_checked(command, "--target-experts", options.target_experts,
+              "mean number of active experts per token; p is solved for it", positive<double>());
   command.add_option("--target-text", options.target_text,
                      "text file on which p is solved for --target-experts (default: " + default_text + ")");
 }

@@ -146,9 +146,7 @@ void add_new(CLI::App& app) {
   auto options = std::make_shared<NewOptions>();
   CLI::App* command = app.add_subcommand(
       "new", "Write the configuration of a language model for a size and data (docs/how-to/new-run.md)");
-  command->add_option("config", options->config, "YAML file to write")
-      ->required()
-      ->check(in_existing_folder());
+  add_checked(*command, "config", options->config, "YAML file to write", in_existing_folder())->required();
   command->add_option("--active", options->active, "active parameters, such as 10M or 1.5B")
       ->required()
       ->transform(count())

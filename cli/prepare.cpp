@@ -1,6 +1,5 @@
 // Implements `dtopp prepare text | images`: converts text to token files, and pictures or latents to image
 // files.
-#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <vector>
@@ -47,8 +46,7 @@ void run_prepare_images(const data::PrepareImagesOptions& job) {
   begins.reset();
   const data::PrepareImagesProgress& progress = preparation.progress();
   print_restart(job.output, progress.restart_reason);
-  ProgressBar bar("prepare", "img");
-  bar.set_total(progress.samples_total);
+  ProgressBar bar("prepare", "img", progress.samples_total);
   bar.set_start(progress.samples);
   size_t skipped = preparation.facts().skipped.size();
   for (bool more = !progress.was_complete; more; more = preparation.next()) {
@@ -76,29 +74,24 @@ void add_prepare_images(CLI::App& prepare) {
                    "WebDataset: .jpg|.png|.webp with .cls, .json, .npy); .safetensors or .npy arrays")
       ->required();
   images->add_option("--output", options->output, "folder for the image files")->required();
-  images
-      ->add_option("--size", options->size,
-                   "center-crop and resize pictures to SIZE x SIZE (default: all must have the same size)")
-      ->check(between<int64_t>(1, data::kLargestSize));
+  add_checked(*images, "--size", options->size,
+              "center-crop and resize pictures to SIZE x SIZE (default: all must have the same size)",
+              between<int64_t>(1, data::kLargestSize));
   images->add_option("--channels", options->channels, "channels of pictures: 3 (RGB) or 1 (gray)")
       ->check(CLI::IsMember({1, 3}))
       ->capture_default_str();
-  images
-      ->add_option("--scale", options->scale,
-                   "model input = (latent - shift) * scale; one value, or one per channel")
+  add_checked(*images, "--scale", options->scale,
+              "model input = (latent - shift) * scale; one value, or one per channel", finite_number())
       ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(finite_number());
-  images->add_option("--shift", options->shift, "see --scale")
+      ->allow_extra_args(false);
+  add_checked(*images, "--shift", options->shift, "see --scale", finite_number())
       ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(finite_number());
-  images
-      ->add_option("--max-bad", options->max_bad,
-                   "maximum number of damaged or unsuitable samples to leave out (default: none)")
-      ->check(between<uint64_t>(0, data::kMostBad));
-  images->add_option("--workers", options->num_workers, "decoding threads (default: one per core)")
-      ->check(between(1, 1024));
+      ->allow_extra_args(false);
+  add_checked(*images, "--max-bad", options->max_bad,
+              "maximum number of damaged or unsuitable samples to leave out (default: none)",
+              between<uint64_t>(0, data::kMostBad));
+  add_checked(*images, "--workers", options->num_workers, "decoding threads (default: one per core)",
+              between(1, 1024));
   images->callback([options] {
     distributed::with_memory_advice("lower --workers", [&] { run_prepare_images(*options); });
   });
@@ -109,42 +102,23 @@ struct PrepareOptions {
   std::string tokenizer, by;
 };
 
-// Draws the share of the input that is read and the rates of text and tokens.
-class PrepareBar {
- public:
-  void operator()(const data::PrepareTextProgress& progress) {
-    if (!begun_) {
-      bar_.set_total(progress.input_bytes_total);
-      bar_.set_start(progress.input_bytes);
-      tokens_at_start_ = progress.tokens;
-      begun_ = true;
-    }
-    const double seconds = std::chrono::duration<double>(Clock::now() - began_).count();
-    if (seconds > 0)
-      bar_.set_note("(text " + format_bytes(static_cast<double>(progress.text_bytes) / seconds) + "/s, " +
-                    format_count(static_cast<double>(progress.tokens - tokens_at_start_) / seconds) +
-                    " tok/s)");
-    bar_.update(progress.input_bytes);
-  }
-  void finish() { bar_.finish(); }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  ProgressBar bar_{"prepare", "B"};
-  Clock::time_point began_ = Clock::now();
-  uint64_t tokens_at_start_ = 0;
-  bool begun_ = false;
-};
-
 void prepare_folder(const data::PrepareTextOptions& job, const data::TextEncoder& encoder) {
   std::optional<StopScope> begins(stop_token());
   data::TextPreparation preparation(job, encoder);
   begins.reset();
   const data::PrepareTextProgress& progress = preparation.progress();
   print_restart(job.output, progress.restart_reason);
-  PrepareBar bar;
+  ProgressBar bar("prepare", "B", progress.input_bytes_total);
+  bar.set_start(progress.input_bytes);
+  const double begin = steady_seconds();
+  const uint64_t tokens_at_start = progress.tokens;
   for (bool more = !progress.was_complete; more; more = preparation.next()) {
-    bar(progress);
+    const double seconds = steady_seconds() - begin;
+    if (seconds > 0)
+      bar.set_note("(text " + format_bytes(static_cast<double>(progress.text_bytes) / seconds) + "/s, " +
+                   format_count(static_cast<double>(progress.tokens - tokens_at_start) / seconds) +
+                   " tok/s)");
+    bar.update(progress.input_bytes);
     if (stop_requested()) preparation.stop();
   }
   bar.finish();
@@ -186,15 +160,15 @@ void add_prepare(CLI::App& app) {
       ->required();
   text->add_option("--tokenizer", options->tokenizer, "tokenizer.json file (byte-level BPE)")->required();
   text->add_option("--output", job.output, "folder for the token files")->required();
-  text->add_option("--split-on", job.split_on,
-                   "text between the documents of a plain text file, such as '<|endoftext|>'\n"
-                   "(default: a plain text file is one document)")
-      ->check(not_empty());
+  add_checked(*text, "--split-on", job.split_on,
+              "text between the documents of a plain text file, such as '<|endoftext|>'\n"
+              "(default: a plain text file is one document)",
+              not_empty());
   text->add_option("--by", options->by,
                    "key of the JSON lines, such as 'source': write a folder for each of its values")
       ->excludes("--split-on");
-  text->add_option("--workers", job.num_workers, "encoding threads (default: one per core)")
-      ->check(between(1, 1024));
+  add_checked(*text, "--workers", job.num_workers, "encoding threads (default: one per core)",
+              between(1, 1024));
   text->callback(
       [options] { distributed::with_memory_advice("lower --workers", [&] { prepare_text(*options); }); });
   add_prepare_images(*command);

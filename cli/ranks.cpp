@@ -117,11 +117,10 @@ int run_processes(const launch::LaunchEnvironment& environment, const RankGroup&
 }
 
 CLI::Option* add_processes_option(CLI::App& command, int64_t& processes) {
-  return command
-      .add_option("--processes", processes,
-                  "number of ranks to start on this machine, one process per rank "
-                  "(docs/how-to/many-processes.md)")
-      ->check(between(1, 4096));
+  return add_checked(command, "--processes", processes,
+                     "number of ranks to start on this machine, one process per rank "
+                     "(docs/how-to/many-processes.md)",
+                     between(1, 4096));
 }
 
 void check_requested_kernels() {

@@ -114,7 +114,7 @@ void add_replay(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("replay", "Repeat one training step, and name the first tensor that is not finite");
   command->add_option("run", options->run, "folder of the run; nothing in it changes")->required();
-  command->add_option("--step", options->step, "the step to repeat")->required()->check(positive<int64_t>());
+  add_checked(*command, "--step", options->step, "the step to repeat", positive<int64_t>())->required();
   command->add_flag("--json", options->json, "print one JSON object");
   add_processes_option(*command, options->processes);
   command->callback([options] { replay(*options); });

@@ -45,12 +45,11 @@ void add_report(CLI::App& app) {
   command->add_option("runs", options->paths, "folders of runs or studies");
   CLI::Option* output =
       command->add_option("--output", options->output, "HTML file to write")->capture_default_str();
-  CLI::Option* serve_option = command
-                                  ->add_option("--serve", options->port,
-                                               "serve the page on this port of 127.0.0.1 (default: any free "
-                                               "port) and update it while the runs train")
+  CLI::Option* serve_option = add_checked(*command, "--serve", options->port,
+                                          "serve the page on this port of 127.0.0.1 (default: any free "
+                                          "port) and update it while the runs train",
+                                          between(0, 65535))
                                   ->expected(0, 1)
-                                  ->check(between(0, 65535))
                                   ->excludes(output);
   command->callback([options, serve_option] {
     if (options->paths.empty()) throw UsageError("report: no run is given; name a run or a study");

@@ -1,13 +1,13 @@
-// Computes the planned cost of a run, for reports and studies.
+// Computes the planned memory of a run, for reports and studies.
 #pragma once
 
 #include <optional>
 
-#include "dtopp/report/input.h"
+#include "dtopp/config/run_config.h"
 
 namespace dtopp::cli {
 
-// Returns nullopt if the plan needs more than the configuration.
-std::optional<report::PlannedCost> find_run_cost(const config::RunConfig& config);
+// See report::FindCost. Returns nullopt if the plan needs more than the configuration.
+std::optional<double> find_run_cost(const config::RunConfig& config);
 
 }  // namespace dtopp::cli

@@ -203,10 +203,9 @@ void add_study(CLI::App& app) {
                     "print the runs with their FLOPs and estimated hours on this machine, without training");
   add_number(*command, "--slots", options->slots, "number of concurrent runs, which share the cores",
              between(1, 1024));
-  command
-      ->add_option("--hours", options->hours,
-                   "start no run that would end after this many hours; the next call resumes; 0: no limit")
-      ->check(not_negative<double>());
+  add_checked(*command, "--hours", options->hours,
+              "start no run that would end after this many hours; the next call resumes; 0: no limit",
+              not_negative<double>());
   command->add_flag(
       "--blind", options->blind,
       "print only n and the standard deviation of the planned differences, and write no results");

@@ -130,19 +130,17 @@ void add_train(CLI::App& app) {
       "--verify", options->verify,
       "verify every byte of the training data, including files verified before (docs/reference/files.md)");
   CLI::Option* processes = add_processes_option(*command, options->processes);
-  command
-      ->add_option(
-          "--restarts", options->restarts,
-          "after a lost rank, start the ranks of --processes again from the newest checkpoint, at most this "
-          "many times")
-      ->check(not_negative<int64_t>())
+  add_checked(
+      *command, "--restarts", options->restarts,
+      "after a lost rank, start the ranks of --processes again from the newest checkpoint, at most this "
+      "many times",
+      not_negative<int64_t>())
       ->needs(processes);
-  command
-      ->add_option(
-          "--profile", options->profile,
-          "train this many steps on a CPU, then exit; profile.txt and trace.json of the run show where the "
-          "time of all steps but the first went")
-      ->check(between(2, 1000));
+  add_checked(
+      *command, "--profile", options->profile,
+      "train this many steps on a CPU, then exit; profile.txt and trace.json of the run show where the "
+      "time of all steps but the first went",
+      between(2, 1000));
   command->callback([options] { train(*options); });
 }
 

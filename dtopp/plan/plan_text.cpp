@@ -20,6 +20,8 @@ std::string with_unit(double value) {
   return format(unit == 0 ? "%.0f%s" : "%.3f%s", value, kUnits[unit]);
 }
 
+std::string bytes(uint64_t count) { return format_bytes(static_cast<double>(count)); }
+
 // "optimizer moments" for optimizer_moments, the name in --json.
 std::string words(std::string name) {
   std::ranges::replace(name, '_', ' ');
@@ -60,16 +62,14 @@ std::string precision_text(const Plan& plan) {
 std::string memory_rows(const Plan& plan) {
   std::string text = std::string("memory") + (plan.dims.world_size > 1 ? " of each rank" : "") + "\n";
   for (const models::MemoryPart& part : plan.memory) {
-    if (part.bytes > 0) text += row("  " + words(part.name), format_bytes(static_cast<double>(part.bytes)));
+    if (part.bytes > 0) text += row("  " + words(part.name), bytes(part.bytes));
   }
-  text += row("  total", format_bytes(static_cast<double>(plan.memory_bytes())),
+  text += row("  total", bytes(plan.memory_bytes()),
               "micro-batch " + std::to_string(plan.micro_batch_size) + ", " + precision_text(plan));
   if (plan.snapshot_bytes == 0) return text;
-  return text + row("  checkpoint snapshot", format_bytes(static_cast<double>(plan.snapshot_bytes)),
+  return text + row("  checkpoint snapshot", bytes(plan.snapshot_bytes),
                     "in addition, of the host: checkpoint.asynchronous");
 }
-
-std::string bytes(uint64_t count) { return format_bytes(static_cast<double>(count)); }
 
 // Totals over all collectives, each of which is rounded.
 CollectiveBytes sent_bytes(const Plan& plan) {
@@ -302,9 +302,8 @@ void require_memory(const config::RunConfig& config, const Plan& plan, config::D
                                               : "set validation.tasks to [], or ") +
              remedy;
   remedy += remedy_for_activations(config, plan, device, available);
-  throw ResourceError("this run needs about ", format_bytes(static_cast<double>(needed)), " of memory and ",
-                      format_bytes(static_cast<double>(available)), " are available; ", remedy,
-                      " (`dtopp plan` shows the parts)");
+  throw ResourceError("this run needs about ", bytes(needed), " of memory and ", bytes(available),
+                      " are available; ", remedy, " (`dtopp plan` shows the parts)");
 }
 
 }  // namespace dtopp::plan

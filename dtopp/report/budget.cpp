@@ -8,8 +8,6 @@
 namespace dtopp::report {
 namespace {
 
-using namespace report_text;
-
 constexpr char kCount[] = "moe/active_experts";
 constexpr char kTokenDeviation[] = "moe/token_mean_std";
 constexpr char kPairDeviation[] = "moe/active_experts_std";
@@ -23,16 +21,12 @@ std::optional<double> budget_of(const config::RunConfig& config) {
   return config::mean_experts(routing);
 }
 
-std::string deviation_metric(const ReportInput& input) {
-  return any_run_has(input, kTokenDeviation) ? kTokenDeviation : kPairDeviation;
-}
-
 ReportChart count_chart(RunDrawing& drawing) {
   const ReportInput& input = drawing.input;
   ReportChart chart{"Active experts per token", "mean over tokens and layers"};
   // The bands of many runs would hide each other.
   const bool has_bands = input.runs.size() <= 4;
-  const std::string deviation = deviation_metric(input);
+  const std::string deviation = any_run_has(input, kTokenDeviation) ? kTokenDeviation : kPairDeviation;
   chart.lines = drawing.lines(kCount, {.band = has_bands ? deviation : ""});
   for (size_t run = 0; run < input.runs.size(); ++run) {
     if (const auto target = budget_of(input.runs[run].config))

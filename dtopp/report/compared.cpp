@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <set>
-#include <stdexcept>
 
 #include "dtopp/config/config.h"
 #include "dtopp/report/numbers.h"
@@ -9,8 +8,6 @@
 
 namespace dtopp::report {
 namespace {
-
-using namespace report_text;
 
 constexpr std::string_view kTask = "eval/";
 constexpr std::string_view kAccuracy = "/accuracy";
@@ -89,14 +86,6 @@ std::vector<Scores> scores_of(const ReportRun& run, const std::vector<std::strin
   return columns;
 }
 
-std::string paper_score(const std::string& task, size_t model) {
-  try {
-    return fixed(tasks::paper_results(task)[model], 1);
-  } catch (const std::out_of_range&) {
-    return "–";  // the paper has no result for this task
-  }
-}
-
 ReportTable benchmark_table(const ReportInput& input, const std::vector<std::string>& tasks) {
   ReportTable table{"Benchmarks, accuracy in percent", {"task"}};
   std::vector<Scores> columns;
@@ -111,8 +100,9 @@ ReportTable benchmark_table(const ReportInput& input, const std::vector<std::str
       const auto score = column.by_task.find(task);
       row.push_back(score == column.by_task.end() ? "–" : score->second);
     }
+    const auto paper = tasks::paper_results(task);
     for (size_t model = 0; model < tasks::kPaperModels.size(); ++model)
-      row.push_back(paper_score(task, model));
+      row.push_back(paper ? fixed(paper->at(model), 1) : "–");
     table.rows.push_back(std::move(row));
   }
   table.note =

@@ -33,7 +33,7 @@ ReportChart curves_chart(RunDrawing& drawing, const Axis& axis, const std::strin
     const std::string column = "curve " + curve.row + " " + measure + " " + axis.name;
     std::vector<double> x = curve.x;
     for (double& value : x) value /= axis.unit;
-    ReportLine line{*run, curve.row + ", mean of " + report_text::count_of(curve.n, "seed")};
+    ReportLine line{*run, curve.row + ", mean of " + count_of(curve.n, "seed")};
     line.of_many = true;
     line.x = drawing.columns.add_exact(column + " x", x);
     line.y = drawing.columns.add(column, curve.mean);
@@ -42,8 +42,6 @@ ReportChart curves_chart(RunDrawing& drawing, const Axis& axis, const std::strin
   }
   return chart;
 }
-
-using namespace report_text;
 
 constexpr size_t kBefore = 32;  // logged losses that a spike is compared with
 constexpr double kFactor = 8;   // times their median absolute deviation
@@ -106,8 +104,6 @@ std::vector<ReportBlock> curve_blocks(RunDrawing& drawing) {
   if (choice.options.empty()) return {};
   return {{std::move(choice)}};
 }
-
-using namespace report_text;
 
 std::optional<ReportSection> samples_section(RunDrawing& drawing) {
   ReportSection section{"samples", "Samples"};

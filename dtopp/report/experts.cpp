@@ -9,8 +9,6 @@
 namespace dtopp::report {
 namespace {
 
-using namespace report_text;
-
 void add_layers(RunDrawing& drawing, size_t run, const char* name, const char* title, ReportOption& option) {
   if (auto map = drawing.layers(run, name, title)) option.blocks.push_back({std::move(*map)});
 }

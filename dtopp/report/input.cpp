@@ -56,7 +56,7 @@ ReportRun read_run(const fs::path& path, const FindCost& find_cost) {
   run.history = runs::read_run_history(path / kMetricsFile);
   run.evaluations = tasks::read_evaluations(path);
   run.samples = read_samples(path / "samples");
-  run.cost = find_cost != nullptr ? find_cost(*config) : std::nullopt;
+  run.planned_bytes = find_cost != nullptr ? find_cost(*config) : std::nullopt;
   run.config = std::move(*config);
   return run;
 }

@@ -9,8 +9,6 @@
 namespace dtopp::report {
 namespace {
 
-using namespace report_text;
-
 const char* unit_of(const ReportInput& input) {
   return input.runs[0].config.model.type == config::ModelType::kLanguageModel ? "nats per token"
                                                                               : "mean squared error";

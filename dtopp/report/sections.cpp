@@ -51,8 +51,6 @@ std::vector<double> means(const std::vector<double>& values, size_t stride) {
   return result;
 }
 
-using namespace report_text;
-
 constexpr double kSecondsPerHour = 3600;
 
 int group_of(const ReportInput& input, size_t run) {
@@ -146,7 +144,7 @@ runs::Series finite_points(const runs::Series& series) {
 std::string value_text(const ReportRun& run, const std::string& metric, int digits, double factor) {
   const study::RunValue run_value = study::value_of_run(run.history, metric);
   if (run_value.diverged) return "diverged";
-  return report_text::fixed(factor * run_value.value.value_or(kNaN), digits);
+  return fixed(factor * run_value.value.value_or(kNaN), digits);
 }
 
 double median(const runs::Series& series) {
@@ -195,7 +193,7 @@ ReportHeatMap RunDrawing::heat_map(size_t run, const std::string& key, const std
     map.rows.push_back(name);
     map.cells.push_back(columns.add(column + " " + name, means(values_at(first.steps, *series), stride)));
   }
-  if (stride > 1) map.note = "Each cell is the mean of " + report_text::count_of(stride, "logged step") + ".";
+  if (stride > 1) map.note = "Each cell is the mean of " + count_of(stride, "logged step") + ".";
   return map;
 }
 

@@ -16,12 +16,6 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kLineStart = "{\"step\":";
 
-template <class Number>
-void append_number(std::string& text, Number value) {
-  std::array<char, 64> buffer;
-  text.append(buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr);
-}
-
 void append_value(std::string& text, double value) {
   constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
   if (!std::isfinite(value)) {
@@ -29,9 +23,10 @@ void append_value(std::string& text, double value) {
   } else if (value == 0 && std::signbit(value)) {
     text += "-0.0";  // "-0" would be read as the integer 0
   } else if (value == std::trunc(value) && std::abs(value) < kExactIntegers) {
-    append_number(text, static_cast<int64_t>(value));  // to_chars would print the double 100000 as 1e+05
+    text += std::to_string(static_cast<int64_t>(value));  // to_chars would print the double 100000 as 1e+05
   } else {
-    append_number(text, value);
+    std::array<char, 32> buffer;
+    text.append(buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr);
   }
 }
 
@@ -213,11 +208,7 @@ fs::path new_path(const fs::path& directory, double now) {
 }  // namespace
 
 std::string to_json(const MetricRecord& record) {
-  std::string line(kLineStart);
-  append_number(line, record.step);
-  line += ",\"tokens\":";
-  append_number(line, record.tokens);
-  line += ",\"time\":";
+  std::string line = concat(kLineStart, record.step, ",\"tokens\":", record.tokens, ",\"time\":");
   append_value(line, record.time);
   for (const auto& [name, value] : record.values) {
     line += ',' + quote_json(name) + ':';

@@ -205,10 +205,8 @@ std::vector<std::string> LedgerKeeper::take_runs(std::vector<RunRecord>& records
     if (data.empty()) ++unchecked;
     records[i] = row->record;
     std::vector<RunValue> values;
-    for (const std::string& measure : study_.measures) {
-      const auto value = row->values.find(measure);
-      values.push_back(value == row->values.end() ? RunValue{} : value->second);
-    }
+    auto known = row->values;
+    for (const std::string& measure : study_.measures) values.push_back(known[measure]);
     reader.set(i, std::move(values));
     curves_[i] = row->curves;
   }

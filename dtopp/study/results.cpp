@@ -148,18 +148,21 @@ std::string formula_of(const PlannedComparison& planned) {
   return "(" + difference + ") / (" + planned.over.of + " minus " + planned.over.less + ")";
 }
 
-std::vector<std::string> notes_of(const TableRow& row, const std::vector<std::string>& measures,
-                                  const std::vector<const ValuesBySeed*>& values) {
+// `values`: by measure, then row.
+std::vector<std::string> notes_of(const std::vector<TableRow>& rows, size_t index,
+                                  const std::vector<std::string>& measures,
+                                  const std::vector<std::vector<ValuesBySeed>>& values) {
+  const TableRow& row = rows[index];
   if (row.n == 0) return {"no run is done"};
   std::vector<std::string> notes;
   for (size_t measure = 0; measure < measures.size(); ++measure) {
     const std::string& name = measures[measure];
-    if (std::ranges::none_of(*values[measure],
-                             [](const auto& of) { return of.second.diverged || of.second.value; })) {
+    const ValuesBySeed& by_seed = values[measure][index];
+    if (std::ranges::none_of(by_seed, [](const auto& of) { return of.second.diverged || of.second.value; })) {
       notes.push_back(name + " is missing in all seeds");
       continue;
     }
-    for (const auto& [seed, run] : *values[measure]) {
+    for (const auto& [seed, run] : by_seed) {
       if (run.diverged)
         notes.push_back(name + " diverged in seed " + std::to_string(seed));
       else if (!run.value)
@@ -438,11 +441,8 @@ std::vector<TableRow> make_rows(const Study& study, const std::vector<StudyRun>&
     const std::vector<Comparison> compared = compare(groups, baselines);
     for (size_t row = 0; row < rows.size(); ++row) rows[row].measures.push_back(compared[row]);
   }
-  for (size_t row = 0; row < rows.size(); ++row) {
-    std::vector<const ValuesBySeed*> own;
-    for (const std::vector<ValuesBySeed>& groups : by_measure) own.push_back(&groups[row]);
-    rows[row].notes = notes_of(rows[row], study.measures, own);
-  }
+  for (size_t row = 0; row < rows.size(); ++row)
+    rows[row].notes = notes_of(rows, row, study.measures, by_measure);
   return rows;
 }
 

@@ -49,8 +49,6 @@ class PythonSet {
  public:
   size_t size() const { return used_; }
 
-  bool contains(int64_t value) const { return slots_[search(value).slot] == value; }
-
   void insert(int64_t value) {
     const Found found = search(value);
     if (slots_[found.slot] == value) return;
@@ -135,21 +133,11 @@ std::string example_text(const Task& task, const TaskItem& item) {
   return text.append(task.type == TaskType::kGeneration ? item.worked_answer : item.continuation);
 }
 
-void trim_right(std::string& text) { text.resize(text.find_last_not_of(" \t\r\n") + 1); }
-
 std::string with_leading_space(const std::string& text) { return text.starts_with(' ') ? text : " " + text; }
 
 std::vector<Ids> encode_all(const data::Tokenizer& tokenizer, const std::vector<std::string>& texts) {
   std::vector<Ids> ids;
   for (const std::string& text : texts) ids.push_back(tokenizer.encode(text));
-  return ids;
-}
-
-// The ids of preamble and context together, without the first `cut`.
-Ids last_ids(const Ids& preamble, const Ids& context, int64_t cut) {
-  const int64_t cut_preamble = std::min(cut, static_cast<int64_t>(preamble.size()));
-  Ids ids(preamble.begin() + cut_preamble, preamble.end());
-  ids.insert(ids.end(), context.begin() + (cut - cut_preamble), context.end());
   return ids;
 }
 
@@ -167,7 +155,9 @@ void add_contexts(Request& request, const Ids& preamble, const std::vector<Ids>&
     const int64_t cut = std::max<int64_t>(0, size - room);
     request.cut_tokens.push_back(cut);
     shared = shared && cut == request.cut_tokens.front();
-    request.contexts.push_back(last_ids(preamble, context, cut));
+    const int64_t cut_preamble = std::min(cut, static_cast<int64_t>(preamble.size()));
+    Ids& ids = request.contexts.emplace_back(preamble.begin() + cut_preamble, preamble.end());
+    ids.insert(ids.end(), context.begin() + (cut - cut_preamble), context.end());
   }
   if (!shared) return;
   request.contexts.resize(1);
@@ -189,12 +179,10 @@ std::vector<std::vector<int64_t>> draw_exemplars(int64_t num_items, int64_t shot
     // random.sample() skips indices that it has drawn before; the set does the same.
     PythonSet chosen;
     while (chosen.size() < static_cast<size_t>(shots)) chosen.insert(draw_below(generator, bound));
-    if (chosen.contains(item)) {
-      chosen.erase(item);
-      while (chosen.size() < static_cast<size_t>(shots)) {
-        const int64_t value = draw_below(generator, bound);
-        if (value != item) chosen.insert(value);
-      }
+    chosen.erase(item);
+    while (chosen.size() < static_cast<size_t>(shots)) {
+      const int64_t value = draw_below(generator, bound);
+      if (value != item) chosen.insert(value);
     }
     exemplars[static_cast<size_t>(item)] = chosen.elements();
   }
@@ -228,7 +216,7 @@ PromptText make_prompt_text(const Task& task, std::span<const TaskItem> items, i
   }
   std::string context = start;
   context.append(task.prelimiter).append(item.question).append(task.continuation_delimiter);
-  trim_right(context);
+  context.resize(context.find_last_not_of(" \t\r\n") + 1);
   text.contexts.push_back(std::move(context));
   if (task.type == TaskType::kMultipleChoice)
     std::ranges::transform(item.choices, std::back_inserter(text.continuations), with_leading_space);

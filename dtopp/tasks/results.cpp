@@ -1,6 +1,5 @@
 #include "dtopp/tasks/results.h"
 
-#include <stdexcept>
 #include <system_error>
 
 #include "dtopp/base/files.h"
@@ -213,7 +212,7 @@ std::string format_table_with_paper(std::span<const TaskResult> results, std::sp
   for (const std::string_view model : kPaperModels) table += format(" %6s", std::string(model).c_str());
   table += "   (paper)\n";
   const auto add_paper = [&](std::string_view row) {
-    for (const double percent : paper_results(row)) table += format(" %6.1f", percent);
+    for (const double percent : paper_results(row).value()) table += format(" %6.1f", percent);
     table += "\n";
   };
   for (const TaskResult& result : results) {
@@ -231,7 +230,10 @@ std::string format_table_with_paper(std::span<const TaskResult> results, std::sp
   return table;
 }
 
-std::array<double, 4> paper_results(std::string_view task) { return kRows.at(task); }
+std::optional<std::array<double, 4>> paper_results(std::string_view task) {
+  const auto row = kRows.find(task);
+  return row == kRows.end() ? std::nullopt : std::optional(row->second);
+}
 
 fs::path kept_results_of(const fs::path& output) {
   return output.empty() ? fs::path() : fs::path(output.string() + ".parts");

@@ -111,9 +111,9 @@ inline constexpr std::array<std::string_view, 4> kPaperModels = {"Dense", "Top-k
 inline constexpr char kPaperSetting[] =
     "Dense-1.3B, and MoE-1.3B-6.9B-64E8A routed by top-k, top-p and DTop-p, each after 100 billion tokens";
 
-// Percentages in the order of kPaperModels. `task` is a name as on the command line, or "average". Throws
-// std::out_of_range for any other name.
-std::array<double, 4> paper_results(std::string_view task);
+// Percentages in the order of kPaperModels. `task` is a name as on the command line, or "average"; nullopt
+// for any other name.
+std::optional<std::array<double, 4>> paper_results(std::string_view task);
 
 // Keeps the finished tasks of an evaluation in a folder beside its output until all are done. An interrupted
 // evaluation then resumes with the next task. Each task has two files in the folder:
