@@ -186,6 +186,39 @@ void add_rows(const config::RunConfig& config, const models::Model& model, const
   communication.combine = exchange(ep_group, 2 * rows * row);
 }
 
+// `dims` must have passed check_dims. `width` is bytes per element in the compute precision.
+Communication plan_communication(const config::RunConfig& config, const models::Model& model,
+                                 const distributed::ParallelDims& dims, double active_experts,
+                                 uint64_t width) {
+  const auto element = static_cast<double>(width);
+  const auto degree = static_cast<double>(dims.ep_size);
+  const Group all = {static_cast<double>(dims.world_size), static_cast<double>(dims.node_size())};
+  const Group ep_group = {degree, degree};
+  const Shares shares = share_out(config.training, dims);
+  const ParameterSizes sizes = parameter_sizes(model);
+
+  Communication result;
+  result.micro_steps = shares.most_micro_steps;
+  result.busiest_share = static_cast<double>(shares.most_micro_steps) / shares.micro_batches;
+  result.bucket_share = bucket_share(model, dims.ep_size);
+  // The gradient sums of a rank cover its part of the dense parameters and its experts. Afterwards
+  // it sends the same part of the updated parameters to the other ranks.
+  const double ep_sums = config.parallel.reproducible ? shares.micro_steps : 1;
+  result.ep_gradients = exchange(ep_group, ep_sums * sizes.dense * kFloatBytes);
+  const EdpGroups edp = edp_groups(dims);
+  const double gradients = (sizes.dense + sizes.experts) / degree * kFloatBytes;
+  result.edp_gradients =
+      exchange(edp.in_node, gradients) + exchange(edp.across_nodes, gradients / edp.in_node.size);
+  result.parameters = plan_all_gather(model, dims, static_cast<int64_t>(width));
+  if (!config.model.is_dense()) {
+    result.rows_per_token = expected_ranks(config.model.num_experts, dims.ep_size, active_experts);
+    add_rows(config, model, ep_group, shares, element, result);
+  }
+  // An all-reduce sends its bytes twice: as partial sums and as results.
+  result.step = exchange(all, 2 * (kDoubleBytes * count_step_numbers(config, model, dims)));
+  return result;
+}
+
 constexpr uint64_t kFloat = 4;  // bytes
 constexpr uint64_t kBfloat16 = 2;
 constexpr uint64_t kProgram = uint64_t{160} << 20;  // the program and libtorch, measured
@@ -392,38 +425,6 @@ double expected_ranks(int64_t experts, int64_t ranks, double active) {
   const double missed =
       std::lerp(none(whole), none(std::min(whole + 1, experts)), active - static_cast<double>(whole));
   return static_cast<double>(ranks) * (1 - missed);
-}
-
-Communication plan_communication(const config::RunConfig& config, const models::Model& model,
-                                 const distributed::ParallelDims& dims, double active_experts,
-                                 uint64_t width) {
-  const auto element = static_cast<double>(width);
-  const auto degree = static_cast<double>(dims.ep_size);
-  const Group all = {static_cast<double>(dims.world_size), static_cast<double>(dims.node_size())};
-  const Group ep_group = {degree, degree};
-  const Shares shares = share_out(config.training, dims);
-  const ParameterSizes sizes = parameter_sizes(model);
-
-  Communication result;
-  result.micro_steps = shares.most_micro_steps;
-  result.busiest_share = static_cast<double>(shares.most_micro_steps) / shares.micro_batches;
-  result.bucket_share = bucket_share(model, dims.ep_size);
-  // The gradient sums of a rank cover its part of the dense parameters and its experts. Afterwards
-  // it sends the same part of the updated parameters to the other ranks.
-  const double ep_sums = config.parallel.reproducible ? shares.micro_steps : 1;
-  result.ep_gradients = exchange(ep_group, ep_sums * sizes.dense * kFloatBytes);
-  const EdpGroups edp = edp_groups(dims);
-  const double gradients = (sizes.dense + sizes.experts) / degree * kFloatBytes;
-  result.edp_gradients =
-      exchange(edp.in_node, gradients) + exchange(edp.across_nodes, gradients / edp.in_node.size);
-  result.parameters = plan_all_gather(model, dims, static_cast<int64_t>(width));
-  if (!config.model.is_dense()) {
-    result.rows_per_token = expected_ranks(config.model.num_experts, dims.ep_size, active_experts);
-    add_rows(config, model, ep_group, shares, element, result);
-  }
-  // An all-reduce sends its bytes twice: as partial sums and as results.
-  result.step = exchange(all, 2 * (kDoubleBytes * count_step_numbers(config, model, dims)));
-  return result;
 }
 
 std::vector<CollectiveBytes> by_collective(const Communication& communication) {

@@ -70,11 +70,10 @@ std::string forecast_line(int width, const std::string& name, const std::string&
 }  // namespace
 
 StudyProgress::StudyProgress(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
-                             const std::vector<double>& costs, std::FILE* stream)
+                             const std::vector<double>& costs)
     : runs_(runs),
       records_(records),
       costs_(costs),
-      line_(stream),
       began_(Clock::now()),
       next_draw_(line_.on_terminal() ? began_ : began_ + kLineElsewhere) {
   for (size_t i = 0; i < runs.size(); ++i) {

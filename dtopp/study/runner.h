@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <deque>
 #include <filesystem>
 #include <optional>
@@ -21,7 +20,7 @@ class StudyProgress {
  public:
   // `costs` holds one cost per run; progress is their completed share. The vectors must outlive this object.
   StudyProgress(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
-                const std::vector<double>& costs, std::FILE* stream = stderr);
+                const std::vector<double>& costs);
 
   // Redraws in place on a terminal. Elsewhere it prints one line per minute, and one after make_due().
   void draw(const std::vector<size_t>& running);
@@ -43,7 +42,7 @@ class StudyProgress {
   const std::vector<StudyRun>& runs_;
   const std::vector<RunRecord>& records_;
   const std::vector<double>& costs_;
-  StatusLine line_;
+  StatusLine line_{stderr};
   Clock::time_point began_, next_draw_;
   double total_ = 0;
   int64_t total_runs_ = 0;

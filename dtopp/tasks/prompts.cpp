@@ -225,19 +225,17 @@ PromptText make_prompt_text(const Task& task, std::span<const TaskItem> items, i
   return text;
 }
 
-int64_t answer_budget(const Task& task, std::span<const TaskItem> items, const data::Tokenizer& tokenizer) {
-  if (task.type != TaskType::kGeneration) return 0;
-  size_t longest = 0;
-  for (const TaskItem& item : items)
-    longest = std::max(longest, tokenizer.encode(item.raw_worked_answer).size());
-  return static_cast<int64_t>(longest) + kSpareAnswerTokens;
-}
-
 std::vector<Request> make_requests(const Task& task, const DataSet& data, const data::Tokenizer& tokenizer,
                                    int64_t limit) {
   const auto num_items = static_cast<int64_t>(data.items.size());
   const auto exemplars = draw_exemplars(num_items, task.shots, std::min(limit, num_items));
-  const int64_t max_new_tokens = answer_budget(task, data.items, tokenizer);
+  int64_t max_new_tokens = 0;  // the same for every item
+  if (task.type == TaskType::kGeneration) {
+    size_t longest = 0;
+    for (const TaskItem& item : data.items)
+      longest = std::max(longest, tokenizer.encode(item.raw_worked_answer).size());
+    max_new_tokens = static_cast<int64_t>(longest) + kSpareAnswerTokens;
+  }
   std::vector<Request> requests;
   for (size_t item = 0; item < exemplars.size(); ++item) {
     Request request;

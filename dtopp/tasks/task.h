@@ -57,7 +57,7 @@ struct TaskItem {
   std::string continuation;          // schema, language modelling
   std::string worked_answer;         // generation: chain of thought, " #### ", answer
   std::string answer;                // generation
-  std::string raw_worked_answer;     // worked_answer with its white space, for answer_budget
+  std::string raw_worked_answer;     // worked_answer with its white space, for the longest answer
   int64_t gold = 0;                  // index of the right choice
 
   bool operator==(const TaskItem&) const = default;
