@@ -100,18 +100,6 @@ bool stop_requested() { return requested; }
 
 StopToken stop_token() { return StopToken(requested); }
 
-void ConsoleWatch::begin(const std::string& label, const char* unit, uint64_t total) {
-  if (shows_) bar_.emplace(label, unit, total);
-}
-
-void ConsoleWatch::update(uint64_t done) {
-  if (bar_) bar_->update(done);
-}
-
-void ConsoleWatch::message(const std::string& text) {
-  if (shows_) print_message(text);
-}
-
 std::string program_version() {
   std::vector<std::filesystem::path> files;
   ::dl_iterate_phdr(add_own_file, &files);

@@ -43,9 +43,15 @@ class ConsoleWatch final : public inference::Watch {
   // Rank 0 shows the progress of all ranks.
   explicit ConsoleWatch(const distributed::Collectives& ranks) : ConsoleWatch(ranks.rank() == 0) {}
 
-  void begin(const std::string& label, const char* unit, uint64_t total) override;
-  void update(uint64_t done) override;
-  void message(const std::string& text) override;
+  void begin(const std::string& label, const char* unit, uint64_t total) override {
+    if (shows_) bar_.emplace(label, unit, total);
+  }
+  void update(uint64_t done) override {
+    if (bar_) bar_->update(done);
+  }
+  void message(const std::string& text) override {
+    if (shows_) print_message(text);
+  }
   void end() { bar_.reset(); }
 
  private:

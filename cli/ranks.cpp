@@ -8,6 +8,7 @@
 
 #include "cli/option_checks.h"
 #include "dtopp/checkpoint/tensor_files.h"
+#include "dtopp/config/config.h"
 #include "dtopp/device/available_memory.h"
 #include "dtopp/device/device.h"
 #include "dtopp/distributed/rendezvous.h"
@@ -154,6 +155,14 @@ TrainingMemory require_training_memory(const distributed::Cluster& cluster, cons
       rank_memory(cluster, groups.device)};
   plan::require_memory(config, memory.plan, kind_of(groups.device), memory.available);
   return memory;
+}
+
+std::optional<double> planned_memory(const config::RunConfig& config) {
+  try {
+    return static_cast<double>(plan::make_plan(config, {}, config.training.device).memory_bytes());
+  } catch (const config::InvalidValue&) {
+    return std::nullopt;  // the configuration does not determine the layout of the ranks
+  }
 }
 
 train::Trainer make_trainer(const config::RunConfig& config, models::TrainingData data,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -50,7 +51,7 @@ void check_requested_kernels();
 
 // Sets up the ranks of commands that train: their groups, memory and trainer.
 //
-// Collective: every function
+// Collective: every function but planned_memory
 
 // Joins the other ranks, and applies the device, the kernels and the threads of the configuration. Throws
 // RanksDiffer if another rank has another configuration.
@@ -65,6 +66,10 @@ struct TrainingMemory {
 // Plans the memory of training. Throws ResourceError if this rank has less.
 TrainingMemory require_training_memory(const distributed::Cluster& cluster, const config::RunConfig& config,
                                        const distributed::ProcessGroups& groups);
+
+// The planned memory of one process of a run, in bytes; nullopt if the plan needs more than the
+// configuration.
+std::optional<double> planned_memory(const config::RunConfig& config);
 
 train::Trainer make_trainer(const config::RunConfig& config, models::TrainingData data,
                             const distributed::ProcessGroups& groups);

@@ -4,7 +4,7 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/option_checks.h"
-#include "cli/run_cost.h"
+#include "cli/ranks.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/report/live_report.h"
 #include "dtopp/report/page.h"
@@ -20,7 +20,7 @@ struct ReportOptions {
 
 void serve(const ReportOptions& options) {
   stop_on_signals();
-  report::LiveReport report(options.paths, find_run_cost);
+  report::LiveReport report(options.paths, planned_memory);
   report::ReportServer server(options.port);
   std::printf("%s\n", server.address().c_str());
   flush_standard_output();
@@ -28,7 +28,7 @@ void serve(const ReportOptions& options) {
 }
 
 void write(const ReportOptions& options) {
-  const report::ReportInput input = report::read_report_input(options.paths, find_run_cost);
+  const report::ReportInput input = report::read_report_input(options.paths, planned_memory);
   for (const report::ReportRun& run : input.runs) {
     for (const std::string& line : run.evaluations.skipped)
       std::fprintf(stderr, "dtopp: warning: %s\n", line.c_str());
@@ -49,6 +49,7 @@ void add_report(CLI::App& app) {
                                           "serve the page on this port of 127.0.0.1 (default: any free "
                                           "port) and update it while the runs train",
                                           between(0, 65535))
+                                  ->type_name("TEXT")
                                   ->expected(0, 1)
                                   ->excludes(output);
   command->callback([options, serve_option] {

@@ -10,7 +10,6 @@
 #include "cli/commands.h"
 #include "cli/option_checks.h"
 #include "cli/ranks.h"
-#include "cli/run_cost.h"
 #include "dtopp/base/cpu_cores.h"
 #include "dtopp/device/device.h"
 #include "dtopp/device/known_devices.h"
@@ -131,7 +130,7 @@ void show_results(const OpenStudy& open, const study::StudyResults& results) {
   };
   if (std::ranges::count(open.records, study::RunStatus::kDone, &study::RunRecord::status) > 0 &&
       std::ranges::any_of(open.runs, has_folder))
-    report::write_report(report::read_report_input({open.study.output}, find_run_cost),
+    report::write_report(report::read_report_input({open.study.output}, planned_memory),
                          open.study.output / "report.html");
   std::printf("%s", study::markdown_results(open.study, results).c_str());
 }

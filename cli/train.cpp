@@ -91,9 +91,8 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
 
 // Finds errors that all ranks would have, before any rank starts.
 void check_ranks(const config::RunConfig& config, int64_t processes) {
-  const bool is_cuda = config.training.device == config::Device::kCuda;
   plan::make_plan(config, {processes, 1, config.parallel.expert_parallel.ranks.value_or(1)},
-                  is_cuda ? config::Device::kCuda : config::Device::kCpu);
+                  config.training.device);
   const auto is_missing = [](const std::string& path) {
     return path_kind(path) == PathKind::kNothing && path_kind(path + ".idx") == PathKind::kNothing;
   };

@@ -241,19 +241,18 @@ std::string sentence_of_loss(const ReportRun& run) {
 }
 
 std::string sentence_of_best(const ReportInput& input) {
-  size_t best = input.runs.size();
+  const ReportRun* best = nullptr;
   double loss = std::numeric_limits<double>::infinity();
-  for (size_t run = 0; run < input.runs.size(); ++run) {
-    const runs::Series* series = find_series(input.runs[run], "val/loss");
-    if (series != nullptr && series->values.back() < loss) {
-      loss = series->values.back();
-      best = run;
-    }
+  for (const ReportRun& run : input.runs) {
+    const runs::Series* series = find_series(run, "val/loss");
+    if (series == nullptr || !(series->values.back() < loss)) continue;
+    loss = series->values.back();
+    best = &run;
   }
-  if (best == input.runs.size())
-    return any_run_has(input, "val/loss") ? "Every run with a validation loss diverged."
-                                          : "No run has a validation loss yet.";
-  return "The lowest last validation loss is " + fixed(loss, 4) + ", of " + input.runs[best].name + ".";
+  if (best != nullptr)
+    return "The lowest last validation loss is " + fixed(loss, 4) + ", of " + best->name + ".";
+  return any_run_has(input, "val/loss") ? "Every run with a validation loss diverged."
+                                        : "No run has a validation loss yet.";
 }
 
 std::string sentence_of_skips(const ReportInput& input) {

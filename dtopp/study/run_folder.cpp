@@ -86,16 +86,6 @@ bool is_complete(const RunRecord& record, const std::vector<AfterCommand>& after
   return record.status == RunStatus::kDone && commands_done(record, after) == after.size();
 }
 
-fs::path result_of(const StudyRun& run, const AfterCommand& command) {
-  return run.directory / "after" / (command.name + ".json");
-}
-fs::path console_of(const StudyRun& run, const AfterCommand& command) {
-  return run.directory / "after" / (command.name + ".log");
-}
-fs::path config_of_run(const StudyRun& run) { return run.directory / "study-run.yaml"; }
-fs::path console_of_run(const StudyRun& run) { return run.directory / "console.log"; }
-fs::path metrics_of_run(const StudyRun& run) { return run.directory / "metrics.jsonl"; }
-
 RunRecord read_record(const StudyRun& run) {
   const auto fields = read_fields(run.directory);
   if (!fields || !content_of(run, fields).is_same) return {};
