@@ -156,16 +156,11 @@ std::filesystem::path output_file(const EvaluateOptions& options, const std::str
   return tasks::results_file(options.output, kind, model, measured);
 }
 
-ordered_json labeled(const tasks::EvaluatedModel& model, const ordered_json& results) {
-  ordered_json json = tasks::to_json(model);
+// Writes the results behind their label to `file`, unless its name is empty, and prints both as JSON (--json)
+// or as the table. Only rank 0 calls it.
+void report(const EvaluateOptions& options, const std::filesystem::path& file, ordered_json json,
+            const ordered_json& results, const std::string& table) {
   json.update(results);
-  return json;
-}
-
-// Writes the results to `file`, unless its name is empty, and prints them as JSON (--json) or as the table.
-// Only rank 0 calls it.
-void report(const EvaluateOptions& options, const std::filesystem::path& file, const ordered_json& json,
-            const std::string& table) {
   if (!file.empty()) write_file_atomically(file, dump_json(json, 2) + "\n");
   std::printf("%s", options.json ? (dump_json(json) + "\n").c_str() : table.c_str());
 }
@@ -354,7 +349,8 @@ void evaluate_text(const TextOptions& options, distributed::Collectives& ranks) 
     json.update(perplexity_json(result, measured.bytes));
     if (!options.json && ranks.rank() == 0) print_summary(checkpoint, result, measured.bytes);
   }
-  if (ranks.rank() == 0) report(options, file, labeled(evaluated, json), "");  // the table is already printed
+  if (ranks.rank() == 0)
+    report(options, file, tasks::to_json(evaluated), json, "");  // the table is already printed
 }
 
 void add_evaluate_text(CLI::App& evaluate) {
@@ -428,7 +424,7 @@ void print_counts(const std::vector<tasks::TaskRequests>& prepared) {
 void report_prompts(const TasksOptions& options, const std::vector<tasks::TaskRequests>& prepared) {
   if (!options.dump.empty())
     write_file_atomically(options.dump, [&](OutputFile& file) { tasks::write_prompts(file, prepared); });
-  report(options, options.output, {{"tasks", all_counts(prepared)}}, "");
+  report(options, options.output, {{"tasks", all_counts(prepared)}}, ordered_json::object(), "");
   if (!options.json) print_counts(prepared);
 }
 
@@ -478,7 +474,7 @@ void evaluate_once(TaskEvaluation& evaluation) {
                 results, left_out,
                 inference::describe_model(evaluation.model.config, evaluation.checkpoint.state().tokens))
           : format_table(results, left_out);
-  report(options, file, labeled(evaluated, to_json(results, left_out)),
+  report(options, file, tasks::to_json(evaluated), to_json(results, left_out),
          tasks::format_categories(results) + table);
   kept.remove();
 }
@@ -500,7 +496,7 @@ void sweep(TaskEvaluation& evaluation) {
     budgets.push_back({target, measure(evaluation, kept.back())});
   }
   if (!evaluation.first_rank()) return;
-  report(options, file, labeled(evaluated, to_json(budgets, evaluation.left_out)),
+  report(options, file, tasks::to_json(evaluated), to_json(budgets, evaluation.left_out),
          format_table(budgets, evaluation.left_out));
   for (const tasks::KeptResults& one : kept) one.remove();
 }
@@ -610,7 +606,7 @@ void evaluate_experts(const ExpertsOptions& options, distributed::Collectives& r
   watch.end();
   if (ranks.rank() > 0) return;
   json.update(to_json(analysis, model));
-  report(options, file, labeled(evaluated, json), eval::format_table(analysis));
+  report(options, file, tasks::to_json(evaluated), json, eval::format_table(analysis));
 }
 
 void add_evaluate_experts(CLI::App& evaluate) {
@@ -676,7 +672,7 @@ void evaluate_images(const ImagesOptions& options, distributed::Collectives& ran
   }
   if (ranks.rank() > 0) return;
   json.update(to_json(evaluation));
-  report(options, file, labeled(evaluated, json), eval::format_table(evaluation));
+  report(options, file, tasks::to_json(evaluated), json, eval::format_table(evaluation));
 }
 
 void add_evaluate_images(CLI::App& evaluate) {

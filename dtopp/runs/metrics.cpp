@@ -207,6 +207,52 @@ fs::path new_path(const fs::path& directory, double now) {
 
 }  // namespace
 
+// A TensorBoard event file: TFRecord framing with masked CRC-32C around hand-encoded Event protobufs.
+class EventFile {
+ public:
+  // Creates events.out.tfevents.<time>.<host>.<pid> in `directory`, which sorts after the existing ones. A
+  // SessionLog START event makes TensorBoard purge the steps from `first_step` on that earlier files contain.
+  // Throws DataError if it cannot be written.
+  EventFile(const fs::path& directory, int64_t first_step) {
+    const double now =
+        std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+    path_ = new_path(directory, now);
+    errno = 0;
+    file_.open(path_, std::ios::binary);
+    if (!file_) throw file_error("open", path_, errno);
+    std::string version = event_at(now, 0);
+    append_bytes(version, 3, "brain.Event:2");
+    append(version);
+    std::string start = event_at(now, first_step);
+    append_bytes(start, 7, std::string{1 << 3 | kVarint, 1});  // SessionLog { status = START; }
+    append(start);
+  }
+  // Writes one Event with all values to the file before it returns. Values are rounded to float,
+  // TensorBoard's type.
+  void write(const MetricRecord& record) {
+    std::string event = event_at(record.time, record.step);
+    append_bytes(event, 5, summary_of(record));
+    append(event);
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  // A TFRecord: length, checksum of the length, data, checksum of the data.
+  void append(const std::string& event) {
+    std::string frame;
+    append_little_endian(frame, uint64_t{event.size()});
+    append_little_endian(frame, masked_crc(frame));
+    frame += event;
+    append_little_endian(frame, masked_crc(event));
+    errno = 0;
+    file_ << frame << std::flush;
+    if (!file_) throw file_error("write", path_, errno);
+  }
+
+  fs::path path_;
+  std::ofstream file_;
+};
+
 std::string to_json(const MetricRecord& record) {
   std::string line = concat(kLineStart, record.step, ",\"tokens\":", record.tokens, ",\"time\":");
   append_value(line, record.time);
@@ -257,39 +303,6 @@ void MetricsWriter::write(const MetricRecord& record) {
 void MetricsWriter::sync() const {
   sync_file(path_);
   if (events_) sync_file(events_->path());
-}
-
-EventFile::EventFile(const fs::path& directory, int64_t first_step) {
-  const double now =
-      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  path_ = new_path(directory, now);
-  errno = 0;
-  file_.open(path_, std::ios::binary);
-  if (!file_) throw file_error("open", path_, errno);
-  std::string version = event_at(now, 0);
-  append_bytes(version, 3, "brain.Event:2");
-  append(version);
-  std::string start = event_at(now, first_step);
-  append_bytes(start, 7, std::string{1 << 3 | kVarint, 1});  // SessionLog { status = START; }
-  append(start);
-}
-
-void EventFile::write(const MetricRecord& record) {
-  std::string event = event_at(record.time, record.step);
-  append_bytes(event, 5, summary_of(record));
-  append(event);
-}
-
-// A TFRecord: length, checksum of the length, data, checksum of the data.
-void EventFile::append(const std::string& event) {
-  std::string frame;
-  append_little_endian(frame, uint64_t{event.size()});
-  append_little_endian(frame, masked_crc(frame));
-  frame += event;
-  append_little_endian(frame, masked_crc(event));
-  errno = 0;
-  file_ << frame << std::flush;
-  if (!file_) throw file_error("write", path_, errno);
 }
 
 }  // namespace dtopp::runs

@@ -23,6 +23,7 @@ constexpr std::string_view kCommonsense = "Commonsense Reasoning";
 constexpr std::string_view kLanguage = "Language Understanding";
 constexpr std::string_view kReading = "Reading Comprehension";
 
+constexpr std::string_view kAnswerMark = " #### ";  // between a chain of thought and the answer
 constexpr std::string_view kAnswer = "\nAnswer: ";
 constexpr std::string_view kFormula = "\nUsing the formula below:\n";
 
@@ -145,6 +146,15 @@ std::string join_words(std::string_view text) {
     joined += text[i];
   }
   return joined;
+}
+
+// The normalized answer in a generated text. It is the part after the last " #### " and before any stop
+// string; without " #### ", it is everything before the first stop string.
+std::string extract_answer(std::string_view generated) {
+  std::string_view answer = cut_at_stop_string(generated);
+  const size_t mark = answer.rfind(kAnswerMark);
+  if (mark != answer.npos) answer.remove_prefix(mark + kAnswerMark.size());
+  return normalize_answer(answer);
 }
 
 }  // namespace
@@ -271,13 +281,6 @@ std::string normalize_answer(std::string_view text) {
   }
   end_word();
   return join_words(spaced);
-}
-
-std::string extract_answer(std::string_view generated) {
-  std::string_view answer = cut_at_stop_string(generated);
-  const size_t mark = answer.rfind(kAnswerMark);
-  if (mark != answer.npos) answer.remove_prefix(mark + kAnswerMark.size());
-  return normalize_answer(answer);
 }
 
 Answer judge(const Task& task, const TaskItem& item, const Scores& scores) {
