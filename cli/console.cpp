@@ -2,16 +2,11 @@
 
 #include <atomic>
 #include <cerrno>
-#include <chrono>
-#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <filesystem>
-#include <span>
 #include <system_error>
-#include <vector>
 
 #include <fcntl.h>
 #include <link.h>
@@ -28,6 +23,33 @@ namespace {
 // this one.
 void occupy(int descriptor, int unusable_mode) {
   if (::fcntl(descriptor, F_GETFD) < 0 && errno == EBADF) (void)::open("/dev/null", unusable_mode);
+}
+
+// A signal handler can use only globals, and it may run in any thread.
+// Time of the first SIGTERM or SIGINT, in nanoseconds of the steady clock; 0: none.
+std::atomic<int64_t> requested_at = 0;
+std::atomic<bool> requested = false;
+std::atomic<bool> is_impatient = true;
+static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+void on_signal(int signal) {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  const int64_t now = time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
+  int64_t first = 0;
+  requested = true;
+  if (!launch::may_insist(signal)) return;
+  if (requested_at.compare_exchange_strong(first, now)) return;
+  if (is_impatient && std::chrono::nanoseconds(now - first) >= launch::kOneRequest) _exit(128 + signal);
+}
+
+// dl_iterate_phdr calls this for every loaded file. The executable comes first and has no name.
+int add_own_file(dl_phdr_info* info, size_t /*size*/, void* files) {
+  const std::filesystem::path path = info->dlpi_name;
+  auto& own = *static_cast<std::vector<std::filesystem::path>*>(files);
+  if (own.empty()) own.emplace_back("/proc/self/exe");
+  if (path.filename().string().starts_with("libdtopp_")) own.push_back(path);
+  return 0;
 }
 
 }  // namespace
@@ -63,30 +85,8 @@ void end_process(int status) {
 #endif
 }
 
-namespace {
-
-// A signal handler can use only globals, and it may run in any thread.
-// Time of the first SIGTERM or SIGINT, in nanoseconds of the steady clock; 0: none.
-std::atomic<int64_t> requested_at = 0;
-std::atomic<bool> requested = false;
-std::atomic<bool> second_ends = true;
-static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
-
-void on_signal(int signal) {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  const int64_t now = time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
-  int64_t first = 0;
-  requested = true;
-  if (!launch::may_insist(signal)) return;
-  if (requested_at.compare_exchange_strong(first, now)) return;
-  if (second_ends && std::chrono::nanoseconds(now - first) >= launch::kOneRequest) _exit(128 + signal);
-}
-
-}  // namespace
-
-void stop_on_signals(Impatience impatience) {
-  second_ends = impatience == Impatience::kSecondSignal;
+void stop_on_signals(bool second_ends) {
+  is_impatient = second_ends;
   struct sigaction action = {};
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
@@ -99,31 +99,6 @@ void stop_on_signals(Impatience impatience) {
 bool stop_requested() { return requested; }
 
 StopToken stop_token() { return StopToken(requested); }
-
-void ConsoleWatch::begin(const std::string& label, const char* unit, uint64_t total) {
-  if (shows_) bar_.emplace(label, unit, total);
-}
-
-void ConsoleWatch::update(uint64_t done) {
-  if (bar_) bar_->update(done);
-}
-
-void ConsoleWatch::message(const std::string& text) {
-  if (shows_) print_message(text);
-}
-
-namespace {
-
-// dl_iterate_phdr calls this for every loaded file. The executable comes first and has no name.
-int add_own_file(dl_phdr_info* info, size_t /*size*/, void* files) {
-  const std::filesystem::path path = info->dlpi_name;
-  auto& own = *static_cast<std::vector<std::filesystem::path>*>(files);
-  if (own.empty()) own.emplace_back("/proc/self/exe");
-  if (path.filename().string().starts_with("libdtopp_")) own.push_back(path);
-  return 0;
-}
-
-}  // namespace
 
 std::string program_version() {
   std::vector<std::filesystem::path> files;

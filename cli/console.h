@@ -28,19 +28,12 @@ void flush_standard_output();
 [[noreturn]] void end_process(int status);
 
 // Handles SIGTERM, SIGINT and SIGHUP (a closed terminal): the command saves and stops. A second SIGTERM or
-// SIGINT at least a tenth of a second later ends the process immediately. An ignored SIGHUP stays ignored.
-enum class Impatience {
-  kSecondSignal,  // a second signal ends it
-  kLauncher,      // only its launcher kills it: one request may arrive as several forwarded signals
-};
+// SIGINT at least a tenth of a second later ends the process immediately, unless `second_ends` is false. An
+// ignored SIGHUP stays ignored.
+void stop_on_signals(bool second_ends = true);
 
-void stop_on_signals(Impatience impatience = Impatience::kSecondSignal);
-
-// Returns true after a signal has arrived.
-bool stop_requested();
-
-// The same as a value.
-StopToken stop_token();
+bool stop_requested();   // true after a signal has arrived
+StopToken stop_token();  // the same as a value
 
 // Draws the progress of a measurement on standard error and stops it on a signal.
 class ConsoleWatch final : public inference::Watch {
@@ -50,9 +43,15 @@ class ConsoleWatch final : public inference::Watch {
   // Rank 0 shows the progress of all ranks.
   explicit ConsoleWatch(const distributed::Collectives& ranks) : ConsoleWatch(ranks.rank() == 0) {}
 
-  void begin(const std::string& label, const char* unit, uint64_t total) override;
-  void update(uint64_t done) override;
-  void message(const std::string& text) override;
+  void begin(const std::string& label, const char* unit, uint64_t total) override {
+    if (shows_) bar_.emplace(label, unit, total);
+  }
+  void update(uint64_t done) override {
+    if (bar_) bar_->update(done);
+  }
+  void message(const std::string& text) override {
+    if (shows_) print_message(text);
+  }
   void end() { bar_.reset(); }
 
  private:

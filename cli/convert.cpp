@@ -3,14 +3,12 @@
 
 #include <cstdio>
 #include <memory>
-#include <string>
 
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/inference.h"
 #include "cli/option_checks.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/eval/perplexity.h"
 
 namespace dtopp::cli {
 namespace {
@@ -63,10 +61,7 @@ void add_to_hf(CLI::App& convert) {
   auto options = std::make_shared<ToHuggingFace>();
   CLI::App* command = convert.add_subcommand(
       "to-hf", "Convert a language model's checkpoint to a folder for Hugging Face transformers");
-  command
-      ->add_option("checkpoint", options->inference.checkpoint,
-                   "checkpoint, or run directory (its newest checkpoint is used)")
-      ->required();
+  add_checkpoint_option(*command, options->inference);
   command->add_option("folder", options->folder, "new folder to write")->required();
   command
       ->add_option("--as", options->how.as,
@@ -74,11 +69,10 @@ void add_to_hf(CLI::App& convert) {
                    "transformers, which needs model.norm=rms, routing.method=top_k and normalization=none")
       ->transform(choice<convert::HuggingFaceClass>())
       ->default_str("dtopp");
-  command
-      ->add_option("--max-experts", options->how.max_experts,
-                   "upper limit of experts per token in the converted model; tokens with more keep their "
-                   "likeliest ones")
-      ->check(positive<int64_t>());
+  add_checked(*command, "--max-experts", options->how.max_experts,
+              "upper limit of experts per token in the converted model; tokens with more keep their "
+              "likeliest ones",
+              positive<int64_t>());
   command->add_option("--text", options->text,
                       "text file or token folder on which to count the tokens that --max-experts changes");
   command
@@ -106,10 +100,7 @@ void add_to_gguf(CLI::App& convert) {
   auto options = std::make_shared<ConvertOptions>();
   CLI::App* command = convert.add_subcommand(
       "to-gguf", "Convert a Top-k language model's checkpoint to a file for llama.cpp, in fp32");
-  command
-      ->add_option("checkpoint", options->from.checkpoint,
-                   "checkpoint, or run directory (its newest checkpoint is used)")
-      ->required();
+  add_checkpoint_option(*command, options->from);
   command->add_option("file", options->folder, "new file to write, e.g. model.gguf")->required();
   command->callback([options] {
     convert::convert_to_gguf(open_named_checkpoint(options->from, config::ModelType::kLanguageModel),

@@ -1,9 +1,5 @@
 // Implements `dtopp devices`: lists the devices of this machine and the kernels that dtopp uses on them.
 #include <cstdio>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

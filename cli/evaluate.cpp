@@ -1,24 +1,14 @@
 // Implements `dtopp evaluate`: the loss, the tasks, the experts and the routing of trained models.
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
-#include <filesystem>
-#include <functional>
-#include <limits>
-#include <memory>
 #include <optional>
 #include <sstream>
-#include <utility>
-
-#include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
-#include "cli/console.h"
+#include "cli/inference.h"
 #include "cli/option_checks.h"
 #include "cli/ranks.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/base/files.h"
-#include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/manifest.h"
@@ -32,13 +22,12 @@
 #include "dtopp/eval/token_counts.h"
 #include "dtopp/inference/expert_budget.h"
 #include "dtopp/tasks/evaluation_files.h"
-#include "dtopp/tasks/task_requests.h"
 
 namespace dtopp::cli {
-
 namespace {
 
-// The options of all commands of evaluate.
+using nlohmann::ordered_json;
+
 struct EvaluateOptions {
   InferenceOptions inference;
   std::string output;
@@ -47,20 +36,17 @@ struct EvaluateOptions {
   bool json = false;
 };
 
-// Adds --output, --batch-size, --json and --processes.
 void add_evaluate_options(CLI::App& command, EvaluateOptions& options) {
-  command
-      .add_option("--output", options.output,
-                  "also write the results as JSON to this file; in a folder, to a file whose name contains "
-                  "the texts or images, the checkpoint's step, the budget and the precision")
-      ->check(in_existing_folder());
+  add_checked(command, "--output", options.output,
+              "also write the results as JSON to this file; in a folder, to a file whose name contains "
+              "the texts or images, the checkpoint's step, the budget and the precision",
+              in_existing_folder());
   add_number(command, "--batch-size", options.batch_size, "sequences or images per batch",
              positive<int64_t>());
   command.add_flag("--json", options.json, "print the results as one JSON object");
   add_processes_option(command, options.processes);
 }
 
-// Adds --text, which is required and may occur several times.
 void add_text_option(CLI::App& command, std::vector<std::string>& texts) {
   command
       .add_option("--text", texts,
@@ -73,23 +59,21 @@ void add_text_option(CLI::App& command, std::vector<std::string>& texts) {
 void add_sweep_option(CLI::App& command, std::vector<double>& targets,
                       const std::vector<std::string>& excluded) {
   CLI::Option* option =
-      command
-          .add_option("--sweep-target", targets,
-                      "measure at each of these numbers of active experts per token, e.g. 2,4,8,12")
-          ->delimiter(',')
-          ->check(positive<double>());
+      add_checked(command, "--sweep-target", targets,
+                  "measure at each of these numbers of active experts per token, e.g. 2,4,8,12",
+                  positive<double>())
+          ->delimiter(',');
   for (const std::string& name : excluded) option->excludes(command.get_option(name));
 }
 
-// Throws UsageError if the model cannot meet a target of --sweep-target (require_target).
 void require_sweep(const std::vector<double>& targets, const config::RunConfig& config) {
   for (const double target : targets) inference::require_target(config, target, "--sweep-target");
 }
 
-// Calls measure(ranks) on every rank. With --processes, this process starts the ranks and exits with their
-// status.
-void evaluate_on_ranks(const EvaluateOptions& options,
-                       const std::function<void(distributed::Collectives&)>& measure) {
+// Calls measure(options, ranks) on every rank. With --processes, this process starts the ranks and exits with
+// their status.
+template <class Options>
+void evaluate_on_ranks(const Options& options, void (*measure)(const Options&, distributed::Collectives&)) {
   const launch::LaunchEnvironment environment = own_launch_environment();
   if (options.processes > 0) {
     device::require_device(options.inference.device, "--device");
@@ -101,7 +85,7 @@ void evaluate_on_ranks(const EvaluateOptions& options,
     const distributed::ProcessGroups& groups = cluster.connect(at::kCPU, /*ep_size=*/1);
     cluster.begin(0, "evaluation");
     begins.reset();
-    measure(*groups.world);
+    measure(options, *groups.world);
   });
 }
 
@@ -125,11 +109,11 @@ checkpoint::Checkpoint open_shared_checkpoint(const EvaluateOptions& options, co
 // Throws RanksDiffer if a rank's checkpoint, batch size, precision or `amount` of data differs from that of
 // rank 0.
 void require_same_work(const EvaluateOptions& options, const checkpoint::Checkpoint& checkpoint,
-                       const nlohmann::ordered_json& amount, distributed::Collectives& ranks) {
-  const nlohmann::ordered_json work = {{"checkpoint", hash_file(checkpoint.path() / kManifestName)},
-                                       {"batch_size", options.batch_size},
-                                       {"precision", c10::toString(compute_type(options.inference))},
-                                       {"amount", amount}};
+                       const ordered_json& amount, distributed::Collectives& ranks) {
+  const ordered_json work = {{"checkpoint", hash_file(checkpoint.path() / kManifestName)},
+                             {"batch_size", options.batch_size},
+                             {"precision", c10::toString(compute_type(options.inference))},
+                             {"amount", amount}};
   if (const auto difference = distributed::find_difference(dump_json(work), ranks))
     throw distributed::RanksDiffer(ExitStatus::kUsage,
                                    difference->name() +
@@ -167,27 +151,22 @@ std::string kind_of(std::string kind, const std::vector<std::string>& paths) {
 // rank 0. Call it before the evaluation, because it refuses a file that would be lost.
 std::filesystem::path output_file(const EvaluateOptions& options, const std::string& kind,
                                   const tasks::EvaluatedModel& model, const distributed::Collectives& ranks,
-                                  const nlohmann::ordered_json& measured) {
+                                  const ordered_json& measured) {
   if (options.output.empty() || ranks.rank() > 0) return {};
   return tasks::results_file(options.output, kind, model, measured);
 }
 
-// Returns the members of `model` and `results` as one object.
-nlohmann::ordered_json labeled(const tasks::EvaluatedModel& model, const nlohmann::ordered_json& results) {
-  nlohmann::ordered_json json = tasks::to_json(model);
+// Writes the results behind their label to `file`, unless its name is empty, and prints both as JSON (--json)
+// or as the table. Only rank 0 calls it.
+void report(const EvaluateOptions& options, const std::filesystem::path& file, ordered_json json,
+            const ordered_json& results, const std::string& table) {
   json.update(results);
-  return json;
-}
-
-// Writes the results to `file`, unless its name is empty, and prints them as JSON (--json) or as the table.
-// Only rank 0 calls it.
-void report(const EvaluateOptions& options, const std::filesystem::path& file,
-            const nlohmann::ordered_json& json, const std::string& table) {
   if (!file.empty()) write_file_atomically(file, dump_json(json, 2) + "\n");
   std::printf("%s", options.json ? (dump_json(json) + "\n").c_str() : table.c_str());
 }
 
-using nlohmann::ordered_json;
+// The number of tokens that the model reads: without the last, which is only predicted.
+uint64_t tokens_read(const eval::EvaluationText& text) { return std::max<uint64_t>(text.size(), 1) - 1; }
 
 struct TextOptions : EvaluateOptions {
   std::vector<std::string> texts;
@@ -218,11 +197,6 @@ MeasuredText open_measured_text(const TextOptions& options, const checkpoint::Ch
   const int64_t bytes = eval::predicted_bytes(measured.text, tokenizer);
   if (bytes > 0) measured.bytes = bytes;
   return measured;
-}
-
-// The columns of routing files: the tokens that the model reads, up to the last but one.
-int64_t num_tokens_of(const MeasuredText& measured) {
-  return std::max<int64_t>(static_cast<int64_t>(measured.text.size()) - 1, 0);
 }
 
 // The texts, and the options that change their loss.
@@ -281,8 +255,7 @@ eval::Perplexity perplexity_of(const TextOptions& options, const MeasuredText& m
                                const inference::InferenceModel& model, distributed::Collectives& ranks,
                                eval::PerplexityOptions how = {}) {
   ConsoleWatch watch(ranks);
-  watch.begin("text", "tok",
-              std::max<uint64_t>(measured.text.size(), 1) - 1);  // without the first, which is not predicted
+  watch.begin("text", "tok", tokens_read(measured.text));
   how.end_of_text = measured.end_of_text;
   eval::Perplexity result =
       eval::measure_perplexity(model, measured.text, options.batch_size, ranks, watch, how);
@@ -308,11 +281,11 @@ std::unique_ptr<eval::BatchRouters> make_routers(const TextOptions& options, con
                                                  const inference::InferenceModel& model,
                                                  distributed::Collectives& ranks) {
   if (!options.replay_routing.empty())
-    return std::make_unique<eval::RoutingReplay>(options.replay_routing, model, num_tokens_of(measured));
+    return std::make_unique<eval::RoutingReplay>(options.replay_routing, model, tokens_read(measured.text));
   const eval::CountsRule rule = counts_rule(options);
   if (rule == eval::CountsRule::kAsIs) return nullptr;
   ConsoleWatch watch(ranks);
-  watch.begin("counts", "tok", std::max<uint64_t>(measured.text.size(), 1) - 1);
+  watch.begin("counts", "tok", tokens_read(measured.text));
   return std::make_unique<eval::TokenCounts>(model, measured.text, rule, options.counts_seed,
                                              options.batch_size, ranks, watch);
 }
@@ -324,7 +297,7 @@ eval::Perplexity routed_perplexity(const TextOptions& options, const MeasuredTex
   if (options.dump_routing.empty())
     return perplexity_of(options, measured, model, ranks, {.routers = routers.get()});
   if (ranks.size() > 1) throw UsageError("--dump-routing: needs a single process; omit --processes");
-  eval::RoutingDump dump(model, num_tokens_of(measured));
+  eval::RoutingDump dump(model, tokens_read(measured.text));
   eval::Perplexity result =
       perplexity_of(options, measured, model, ranks, {.observer = &dump, .routers = routers.get()});
   dump.write(options.dump_routing);
@@ -376,7 +349,8 @@ void evaluate_text(const TextOptions& options, distributed::Collectives& ranks) 
     json.update(perplexity_json(result, measured.bytes));
     if (!options.json && ranks.rank() == 0) print_summary(checkpoint, result, measured.bytes);
   }
-  if (ranks.rank() == 0) report(options, file, labeled(evaluated, json), "");  // the table is already printed
+  if (ranks.rank() == 0)
+    report(options, file, tasks::to_json(evaluated), json, "");  // the table is already printed
 }
 
 void add_evaluate_text(CLI::App& evaluate) {
@@ -385,10 +359,8 @@ void add_evaluate_text(CLI::App& evaluate) {
       evaluate.add_subcommand("text", "Measure the loss, perplexity and bits per byte of a text");
   add_inference_options(*command, options->inference, "the text that is evaluated");
   add_text_option(*command, options->texts);
-  command
-      ->add_option("--dump-routing", options->dump_routing,
-                   "write the experts of each token and layer to this safetensors file")
-      ->check(in_existing_folder());
+  add_checked(*command, "--dump-routing", options->dump_routing,
+              "write the experts of each token and layer to this safetensors file", in_existing_folder());
   command
       ->add_option("--replay-routing", options->replay_routing,
                    "use the experts of a --dump-routing file instead of the router's selection")
@@ -400,12 +372,11 @@ void add_evaluate_text(CLI::App& evaluate) {
       ->excludes("--replay-routing");
   std::vector<std::string> rules;
   for (const auto& [name, rule] : eval::counts_rules()) rules.push_back(name);
-  command
-      ->add_option(
-          "--counts", options->counts,
-          "number of experts of a token: as the router selects (as-is), the mean of all tokens and layers "
-          "(uniform), or that of another token of the same layer, source or window (permuted:layer, …)")
-      ->check(CLI::IsMember(rules))
+  add_checked(
+      *command, "--counts", options->counts,
+      "number of experts of a token: as the router selects (as-is), the mean of all tokens and layers "
+      "(uniform), or that of another token of the same layer, source or window (permuted:layer, …)",
+      CLI::IsMember(rules))
       ->excludes("--replay-routing")
       ->excludes("--by-document");
   add_number(*command, "--counts-seed", options->counts_seed, "seed of --counts", not_negative<uint64_t>())
@@ -414,9 +385,7 @@ void add_evaluate_text(CLI::App& evaluate) {
                    {"--target-experts", "--dump-routing", "--replay-routing", "--counts"});
   add_evaluate_options(*command, *options);
   command->get_option("--dump-routing")->excludes(command->get_option("--processes"));
-  command->callback([options] {
-    evaluate_on_ranks(*options, [&](distributed::Collectives& ranks) { evaluate_text(*options, ranks); });
-  });
+  command->callback([options] { evaluate_on_ranks(*options, evaluate_text); });
 }
 
 struct TasksOptions : EvaluateOptions {
@@ -429,18 +398,16 @@ struct TasksOptions : EvaluateOptions {
   bool paper = false;
 };
 
-nlohmann::ordered_json to_json(const tasks::PromptCounts& counts) {
-  return {{"items", counts.items},
-          {"sequences", counts.sequences},
-          {"cut_sequences", counts.cut_sequences},
-          {"tokens", counts.tokens},
-          {"longest", counts.longest}};
-}
-
-nlohmann::ordered_json all_counts(const std::vector<tasks::TaskRequests>& prepared) {
-  nlohmann::ordered_json json = nlohmann::ordered_json::object();
-  for (const tasks::TaskRequests& requests : prepared)
-    json[std::string(requests.task.name)] = to_json(tasks::count_prompts(requests));
+ordered_json all_counts(const std::vector<tasks::TaskRequests>& prepared) {
+  ordered_json json = ordered_json::object();
+  for (const tasks::TaskRequests& requests : prepared) {
+    const tasks::PromptCounts counts = tasks::count_prompts(requests);
+    json[std::string(requests.task.name)] = {{"items", counts.items},
+                                             {"sequences", counts.sequences},
+                                             {"cut_sequences", counts.cut_sequences},
+                                             {"tokens", counts.tokens},
+                                             {"longest", counts.longest}};
+  }
   return json;
 }
 
@@ -457,11 +424,10 @@ void print_counts(const std::vector<tasks::TaskRequests>& prepared) {
 void report_prompts(const TasksOptions& options, const std::vector<tasks::TaskRequests>& prepared) {
   if (!options.dump.empty())
     write_file_atomically(options.dump, [&](OutputFile& file) { tasks::write_prompts(file, prepared); });
-  report(options, options.output, {{"tasks", all_counts(prepared)}}, "");
+  report(options, options.output, {{"tasks", all_counts(prepared)}}, ordered_json::object(), "");
   if (!options.json) print_counts(prepared);
 }
 
-// The inputs of a model's evaluation.
 struct TaskEvaluation {
   const TasksOptions& options;
   const checkpoint::Checkpoint& checkpoint;
@@ -492,7 +458,7 @@ void evaluate_once(TaskEvaluation& evaluation) {
   const tasks::EvaluatedModel evaluated =
       evaluated_model(options, evaluation.checkpoint, evaluation.model.routing);
   const std::filesystem::path file =
-      output_file(options, "tasks", evaluated, evaluation.ranks, nlohmann::ordered_json::object());
+      output_file(options, "tasks", evaluated, evaluation.ranks, ordered_json::object());
   tasks::KeptResults kept = evaluation.results_kept_for(file.empty() ? options.dump : file.string());
   const auto results = measure(evaluation, kept);
   if (!evaluation.first_rank()) return;
@@ -508,19 +474,18 @@ void evaluate_once(TaskEvaluation& evaluation) {
                 results, left_out,
                 inference::describe_model(evaluation.model.config, evaluation.checkpoint.state().tokens))
           : format_table(results, left_out);
-  report(options, file, labeled(evaluated, to_json(results, left_out)),
+  report(options, file, tasks::to_json(evaluated), to_json(results, left_out),
          tasks::format_categories(results) + table);
   kept.remove();
 }
 
-// Measures accuracy at each target of --sweep-target.
 void sweep(TaskEvaluation& evaluation) {
   const TasksOptions& options = evaluation.options;
   inference::InferenceModel& model = evaluation.model;
   const at::Tensor windows_BL = target_windows(options.inference, evaluation.checkpoint, model.config.model);
   const tasks::EvaluatedModel evaluated = evaluated_model(options, evaluation.checkpoint, {});
   const std::filesystem::path file =
-      output_file(options, "tasks-sweep", evaluated, evaluation.ranks, nlohmann::ordered_json::object());
+      output_file(options, "tasks-sweep", evaluated, evaluation.ranks, ordered_json::object());
   std::vector<eval::BudgetResult> budgets;
   std::vector<tasks::KeptResults> kept;
   for (const double target : options.sweep) {
@@ -531,7 +496,7 @@ void sweep(TaskEvaluation& evaluation) {
     budgets.push_back({target, measure(evaluation, kept.back())});
   }
   if (!evaluation.first_rank()) return;
-  report(options, file, labeled(evaluated, to_json(budgets, evaluation.left_out)),
+  report(options, file, tasks::to_json(evaluated), to_json(budgets, evaluation.left_out),
          format_table(budgets, evaluation.left_out));
   for (const tasks::KeptResults& one : kept) one.remove();
 }
@@ -594,10 +559,10 @@ void add_evaluate_tasks(CLI::App& evaluate) {
       ->capture_default_str();
   command->add_option("--data", options->data, "folder with the task files, NAME.jsonl[.gz|.zst]")
       ->required();
-  command->add_option("--limit", options->limit, "evaluate only the first LIMIT items per data set")
-      ->check(positive<int64_t>());
-  command->add_option("--dump", options->dump, "write one JSON line per item, with its prompt, to this file")
-      ->check(in_existing_folder());
+  add_checked(*command, "--limit", options->limit, "evaluate only the first LIMIT items per data set",
+              positive<int64_t>());
+  add_checked(*command, "--dump", options->dump,
+              "write one JSON line per item, with its prompt, to this file", in_existing_folder());
   command->add_flag("--paper", options->paper,
                     "show the results of the paper's 1.3B models beside those of this model");
   add_sweep_option(*command, options->sweep, {"--target-experts", "--dump", "--paper"});
@@ -606,7 +571,7 @@ void add_evaluate_tasks(CLI::App& evaluate) {
       ->excludes(command->get_option("--processes"));
   command->callback([options] {
     tasks::select_tasks(options->tasks);  // refuses an unknown task before ranks start
-    evaluate_on_ranks(*options, [&](distributed::Collectives& ranks) { evaluate_tasks(*options, ranks); });
+    evaluate_on_ranks(*options, evaluate_tasks);
   });
 }
 
@@ -626,7 +591,7 @@ void evaluate_experts(const ExpertsOptions& options, distributed::Collectives& r
   require_same_work(options, checkpoint, text.size(), ranks);
   meet_target(model, options.inference, checkpoint, &text);
   const tasks::EvaluatedModel evaluated = evaluated_model(options, checkpoint, model.routing);
-  nlohmann::ordered_json json = {{"texts", options.texts}};
+  ordered_json json = {{"texts", options.texts}};
   const std::filesystem::path file =
       output_file(options, kind_of("experts", options.texts), evaluated, ranks, json);
   std::vector<int64_t> ids(text.size());
@@ -634,15 +599,14 @@ void evaluate_experts(const ExpertsOptions& options, distributed::Collectives& r
   std::vector<uint64_t> begins;
   for (const eval::TextSegment& source : text.segments()) begins.push_back(source.begin);
   ConsoleWatch watch(ranks);
-  watch.begin("experts", "tok",
-              std::max<uint64_t>(text.size(), 1) - 1);  // without the first, which is not predicted
+  watch.begin("experts", "tok", tokens_read(text));
   const eval::ActivationAnalysis analysis = eval::analyze_activations(
       model, text, eval::find_token_kinds(ids, tokenizer, config.sequence_length, begins), options.batch_size,
       ranks, watch);
   watch.end();
   if (ranks.rank() > 0) return;
   json.update(to_json(analysis, model));
-  report(options, file, labeled(evaluated, json), eval::format_table(analysis));
+  report(options, file, tasks::to_json(evaluated), json, eval::format_table(analysis));
 }
 
 void add_evaluate_experts(CLI::App& evaluate) {
@@ -652,9 +616,7 @@ void add_evaluate_experts(CLI::App& evaluate) {
   add_inference_options(*command, options->inference, "the text that is evaluated");
   add_text_option(*command, options->texts);
   add_evaluate_options(*command, *options);
-  command->callback([options] {
-    evaluate_on_ranks(*options, [&](distributed::Collectives& ranks) { evaluate_experts(*options, ranks); });
-  });
+  command->callback([options] { evaluate_on_ranks(*options, evaluate_experts); });
 }
 
 struct ImagesOptions : EvaluateOptions {
@@ -676,12 +638,6 @@ models::ValidationResult measure(const EvaluateOptions& options, inference::Para
   return eval::measure_diffusion(model, model.routing, data, images, options.batch_size, ranks, watch);
 }
 
-models::TrainingData open_images(const ImagesOptions& options, const checkpoint::Checkpoint& checkpoint,
-                                 const config::RunConfig& config) {
-  const StopScope begins(stop_token());
-  return eval::open_evaluation_images(checkpoint, config, options.images);
-}
-
 void evaluate_images(const ImagesOptions& options, distributed::Collectives& ranks) {
   if (!options.dump.empty() && ranks.size() > 1)
     throw UsageError("--dump: needs a single process; omit --processes");
@@ -690,13 +646,15 @@ void evaluate_images(const ImagesOptions& options, distributed::Collectives& ran
   const at::Device device = set_up_device(options.inference);
   inference::DiffusionModel model =
       inference::load_diffusion_model(checkpoint, inference::ParameterKind::kRaw, device);
-  const models::TrainingData data = open_images(options, checkpoint, model.config);
+  std::optional<StopScope> begins(stop_token());
+  const models::TrainingData data = eval::open_evaluation_images(checkpoint, model.config, options.images);
+  begins.reset();
   eval::DiffusionEvaluation evaluation;
   const auto all = static_cast<int64_t>(data.validation_samples);
   evaluation.images = options.limit > 0 ? std::min(options.limit, all) : all;
   require_same_work(options, checkpoint, {{"images", evaluation.images}, {"hash", data.validation_hashes}},
                     ranks);
-  nlohmann::ordered_json json = {{"folder", options.images}, {"images", evaluation.images}};
+  ordered_json json = {{"folder", options.images}, {"images", evaluation.images}};
   const std::string kind =
       evaluation.images < all ? "images-first-" + std::to_string(evaluation.images) : "images";
   const std::filesystem::path file = output_file(options, kind_of(kind, {options.images}),
@@ -714,7 +672,7 @@ void evaluate_images(const ImagesOptions& options, distributed::Collectives& ran
   }
   if (ranks.rank() > 0) return;
   json.update(to_json(evaluation));
-  report(options, file, labeled(evaluated, json), eval::format_table(evaluation));
+  report(options, file, tasks::to_json(evaluated), json, eval::format_table(evaluation));
 }
 
 void add_evaluate_images(CLI::App& evaluate) {
@@ -722,21 +680,17 @@ void add_evaluate_images(CLI::App& evaluate) {
   CLI::App* command =
       evaluate.add_subcommand("images", "Measure the loss of a diffusion transformer on held-out images");
   add_checkpoint_options(*command, options->inference);
-  command
-      ->add_option("--target-experts", options->inference.target_experts,
-                   "mean number of active experts per token, for which p is solved on the first images")
-      ->check(positive<double>());
+  add_checked(*command, "--target-experts", options->inference.target_experts,
+              "mean number of active experts per token, for which p is solved on the first images",
+              positive<double>());
   command->add_option("--images", options->images, "folder of prepared images")->required();
-  command->add_option("--limit", options->limit, "measure only the first LIMIT images")
-      ->check(positive<int64_t>());
-  command
-      ->add_option("--dump", options->dump, "write images, noise, t and predictions to this safetensors file")
-      ->check(in_existing_folder());
+  add_checked(*command, "--limit", options->limit, "measure only the first LIMIT images",
+              positive<int64_t>());
+  add_checked(*command, "--dump", options->dump,
+              "write images, noise, t and predictions to this safetensors file", in_existing_folder());
   add_evaluate_options(*command, *options);
   command->get_option("--dump")->excludes(command->get_option("--processes"));
-  command->callback([options] {
-    evaluate_on_ranks(*options, [&](distributed::Collectives& ranks) { evaluate_images(*options, ranks); });
-  });
+  command->callback([options] { evaluate_on_ranks(*options, evaluate_images); });
 }
 
 }  // namespace

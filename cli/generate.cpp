@@ -1,15 +1,7 @@
 // Implements `dtopp generate`, and its --interactive.
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <cmath>
-#include <cstdint>
 #include <cstdio>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 #include <poll.h>
@@ -19,13 +11,9 @@
 #include "cli/console.h"
 #include "cli/inference.h"
 #include "cli/option_checks.h"
-#include "dtopp/base/errors.h"
-#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/progress.h"
 #include "dtopp/distributed/failure.h"
 #include "dtopp/inference/expert_budget.h"
-#include "dtopp/inference/generator.h"
 #include "dtopp/inference/text_generation.h"
 
 namespace dtopp::cli {
@@ -41,13 +29,29 @@ struct GenerateOptions {
   bool interactive = false;
 };
 
+// Colors the text by the share of active experts, from blue (few) over green to red (all), with 256 terminal
+// colors.
+std::string colored(const std::string& text, double share) {
+  constexpr int kColors[] = {27, 33, 39, 44, 42, 40, 112, 148, 184, 214, 208, 202, 196};
+  constexpr double kSteps = 13;
+  const int step = std::min(12, static_cast<int>(share * kSteps));
+  return "\x1b[38;5;" + std::to_string(kColors[step]) + "m" + text + "\x1b[0m";
+}
+
 // Formats the text of one sequence during generation.
 class Writer {
  public:
   Writer(const data::Tokenizer& tokenizer, bool show_experts, int64_t num_experts)
       : text_(tokenizer), show_experts_(show_experts), num_experts_(static_cast<double>(num_experts)) {}
 
-  std::string add(const inference::GeneratedToken& token);
+  std::string add(const inference::GeneratedToken& token) {
+    std::string text = text_.add(token.id);
+    sum_ += token.active_experts;
+    count_ += 1;
+    if (!show_experts_ || text.empty()) return text;
+    if (isatty(STDOUT_FILENO) != 0) return colored(text, token.active_experts / num_experts_);
+    return text + format("[%.1f]", token.active_experts);
+  }
   std::string rest() const { return text_.rest(); }
   double experts() const { return sum_; }  // sum over all tokens
   int64_t tokens() const { return count_; }
@@ -59,24 +63,6 @@ class Writer {
   double sum_ = 0;
   int64_t count_ = 0;
 };
-
-// Colors the text by the share of active experts, from blue (few) over green to red (all), with 256 terminal
-// colors.
-std::string colored(const std::string& text, double share) {
-  constexpr int kColors[] = {27, 33, 39, 44, 42, 40, 112, 148, 184, 214, 208, 202, 196};
-  constexpr double kSteps = 13;
-  const int step = std::min(12, static_cast<int>(share * kSteps));
-  return "\x1b[38;5;" + std::to_string(kColors[step]) + "m" + text + "\x1b[0m";
-}
-
-std::string Writer::add(const inference::GeneratedToken& token) {
-  std::string text = text_.add(token.id);
-  sum_ += token.active_experts;
-  count_ += 1;
-  if (!show_experts_ || text.empty()) return text;
-  if (isatty(STDOUT_FILENO) != 0) return colored(text, token.active_experts / num_experts_);
-  return text + format("[%.1f]", token.active_experts);
-}
 
 // Throws DataError if the output is closed, which ends the generation.
 void write_now(const std::string& text) {
@@ -157,7 +143,6 @@ class InputLines {
   std::string buffer_;
 };
 
-// Reads the number of a command. Throws UsageError if the text is anything else.
 double number_of(const std::string& command, std::string_view text) {
   double number = 0;
   const char* const end = text.data() + text.size();
@@ -263,7 +248,6 @@ class Interactive {
   at::Tensor windows_BL_;  // on which p is solved; undefined until it is
 };
 
-// Continues the lines of standard input until it ends.
 void generate_interactively(const GenerateOptions& options) {
   Interactive session(options);
   stop_on_signals();
@@ -359,12 +343,11 @@ void add_generate(CLI::App& app) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* command = app.add_subcommand("generate", "Generate text that continues a prompt");
   add_inference_options(*command, options->inference);
-  command->add_option("--prompt", options->prompt, "the text to continue")->check(not_empty());
-  command
-      ->add_option("--prompts", options->prompts_file,
-                   "file with one prompt per line; all are computed as one batch. Blank lines are skipped. "
-                   "--json shows where a text begins")
-      ->check(not_empty())
+  add_checked(*command, "--prompt", options->prompt, "the text to continue", not_empty());
+  add_checked(*command, "--prompts", options->prompts_file,
+              "file with one prompt per line; all are computed as one batch. Blank lines are skipped. "
+              "--json shows where a text begins",
+              not_empty())
       ->excludes("--prompt");
   add_number(*command, "--max-tokens", options->max_tokens,
              "maximum number of new tokens per prompt; the model's sequence length limits them too",

@@ -1,13 +1,11 @@
 #include "cli/inference.h"
 
 #include <cstdio>
-#include <optional>
 #include <utility>
 
 #include "cli/console.h"
 #include "cli/option_checks.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/base/stop.h"
 #include "dtopp/data/text/prepare_text.h"
 #include "dtopp/device/device.h"
 #include "dtopp/inference/expert_budget.h"
@@ -15,26 +13,28 @@
 
 namespace dtopp::cli {
 
-void add_checkpoint_options(CLI::App& command, InferenceOptions& options) {
+void add_checkpoint_option(CLI::App& command, InferenceOptions& options) {
   command
       .add_option("checkpoint", options.checkpoint,
                   "checkpoint, or run directory (its newest checkpoint is used)")
       ->required();
+}
+
+void add_checkpoint_options(CLI::App& command, InferenceOptions& options) {
+  add_checkpoint_option(command, options);
   command.add_option("--device", options.device, "device: auto, cpu or cuda")
       ->transform(choice<config::Device>())
       ->default_str("auto");
-  command.add_option("--threads", options.threads, "number of CPU threads; 0: one per core")
-      ->check(not_negative<int64_t>());
+  add_checked(command, "--threads", options.threads, "number of CPU threads; 0: one per core",
+              not_negative<int64_t>());
 }
 
 void add_inference_options(CLI::App& command, InferenceOptions& options, const std::string& default_text) {
   add_checkpoint_options(command, options);
   add_precision_option(command, options);
   command.add_option("--tokenizer", options.tokenizer, "tokenizer.json file, for a checkpoint without one");
-  command
-      .add_option("--target-experts", options.target_experts,
-                  "mean number of active experts per token; p is solved for it")
-      ->check(positive<double>());
+  add_checked(command, "--target-experts", options.target_experts,
+              "mean number of active experts per token; p is solved for it", positive<double>());
   command.add_option("--target-text", options.target_text,
                      "text file on which p is solved for --target-experts (default: " + default_text + ")");
 }
@@ -50,12 +50,7 @@ void add_precision_option(CLI::App& command, InferenceOptions& options) {
 
 checkpoint::Checkpoint open_named_checkpoint(const InferenceOptions& options, config::ModelType type) {
   checkpoint::Checkpoint checkpoint = runs::open_checkpoint(options.checkpoint, ConsoleLog(stderr));
-  require_type(checkpoint, type);
-  return checkpoint;
-}
-
-void require_type(const checkpoint::Checkpoint& checkpoint, config::ModelType type) {
-  if (checkpoint.config().model.type == type) return;
+  if (checkpoint.config().model.type == type) return checkpoint;
   const char* what = type == config::ModelType::kLanguageModel
                          ? ": the model is a diffusion transformer; use sample, or evaluate images"
                          : ": the model is a language model; use generate, or evaluate text";
@@ -100,18 +95,18 @@ inference::InferenceModel load_model(const InferenceOptions& options,
 
 at::Tensor target_windows(const InferenceOptions& options, const checkpoint::Checkpoint& checkpoint,
                           const config::ModelConfig& config, const eval::EvaluationText* text) {
-  if (options.target_text.empty()) {
-    if (text != nullptr) return text->beginning(config.sequence_length);
-    const std::vector<config::DataSource> validation = checkpoint.config().data.validation;
-    if (validation.empty())
-      throw UsageError(
-          "--target-text: is missing, and the run has no validation data; p is solved for another number of "
-          "experts on this text file");
-    return eval::EvaluationText(validation.front().path, config.vocab_size).beginning(config.sequence_length);
+  if (!options.target_text.empty()) {
+    const auto ids = data::encode_file(
+        options.target_text, inference::load_tokenizer(checkpoint, options.tokenizer, config.vocab_size));
+    return inference::solving_windows(ids, config.sequence_length, options.target_text);
   }
-  const auto ids = data::encode_file(
-      options.target_text, inference::load_tokenizer(checkpoint, options.tokenizer, config.vocab_size));
-  return inference::solving_windows(ids, config.sequence_length, options.target_text);
+  if (text != nullptr) return text->beginning(config.sequence_length);
+  const std::vector<config::DataSource> validation = checkpoint.config().data.validation;
+  if (validation.empty())
+    throw UsageError(
+        "--target-text: is missing, and the run has no validation data; p is solved for another number of "
+        "experts on this text file");
+  return eval::EvaluationText(validation.front().path, config.vocab_size).beginning(config.sequence_length);
 }
 
 void meet_target(inference::InferenceModel& model, const InferenceOptions& options,

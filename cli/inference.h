@@ -22,6 +22,8 @@ struct InferenceOptions {
   config::Precision precision = config::Precision::kFp32;
 };
 
+void add_checkpoint_option(CLI::App& command, InferenceOptions& options);
+
 // Adds the checkpoint, --device and --threads, which all model types share.
 void add_checkpoint_options(CLI::App& command, InferenceOptions& options);
 
@@ -34,9 +36,6 @@ void add_inference_options(CLI::App& command, InferenceOptions& options,
 // Opens the checkpoint and prints warnings to standard error. Throws UsageError if its model has another
 // type.
 checkpoint::Checkpoint open_named_checkpoint(const InferenceOptions& options, config::ModelType type);
-
-// Throws UsageError if the checkpoint's model has another type.
-void require_type(const checkpoint::Checkpoint& checkpoint, config::ModelType type);
 
 // Selects the device of --device and sets the number of threads of --threads.
 at::Device set_up_device(const InferenceOptions& options);

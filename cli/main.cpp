@@ -1,19 +1,13 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <exception>
-#include <memory>
 #include <sstream>
-#include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <sys/resource.h>
 
 #include "cli/commands.h"
 #include "cli/console.h"
-#include "dtopp/base/errors.h"
-#include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
 #include "dtopp/distributed/failure.h"
 
@@ -146,7 +140,6 @@ constexpr char kExitStatus[] = R"(Exit status:
   6   non-finite steps; failed runs of a study
   75  signal or time limit; the same command resumes)";
 
-// An example per command.
 constexpr std::array kExamples = {
     "dtopp prepare text novels.jsonl.zst --tokenizer tokenizer.json --output data/novels/train",
     "dtopp prepare images pictures --size 32 --output data/pictures/train",
@@ -197,21 +190,11 @@ int run(int argc, char** argv) {
   app.formatter(std::make_shared<HelpFormat>());
   app.set_version_flag("--version", "dtopp " DTOPP_VERSION);
   app.require_subcommand(1);
-  dtopp::cli::add_prepare(app);
-  dtopp::cli::add_tokenize(app);
-  dtopp::cli::add_new(app);
-  dtopp::cli::add_train(app);
-  dtopp::cli::add_replay(app);
-  dtopp::cli::add_evaluate(app);
-  dtopp::cli::add_generate(app);
-  dtopp::cli::add_serve(app);
-  dtopp::cli::add_sample(app);
-  dtopp::cli::add_plan(app);
-  dtopp::cli::add_study(app);
-  dtopp::cli::add_report(app);
-  dtopp::cli::add_convert(app);
-  dtopp::cli::add_devices(app);
-  dtopp::cli::add_completion(app);
+  using namespace dtopp::cli;
+  for (const auto add :
+       {add_prepare, add_tokenize, add_new, add_train, add_replay, add_evaluate, add_generate, add_serve,
+        add_sample, add_plan, add_study, add_report, add_convert, add_devices, add_completion})
+    add(app);
   add_examples(app);
   app.footer(kExitStatus);  // last: a command copies the footer when it is added
   try {
@@ -223,7 +206,7 @@ int run(int argc, char** argv) {
     app.exit(error, text, text);
     std::fputs(text.str().c_str(), stdout);
   }
-  dtopp::cli::flush_standard_output();
+  flush_standard_output();
   return static_cast<int>(dtopp::ExitStatus::kDone);
 }
 

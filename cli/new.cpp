@@ -1,15 +1,9 @@
 // Implements `dtopp new`: writes the configuration of a language model of a given size for given data.
-#include <cstdio>
-#include <filesystem>
-#include <memory>
 #include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "cli/commands.h"
 #include "cli/option_checks.h"
-#include "dtopp/base/files.h"
 #include "dtopp/data/text/token_file.h"
 #include "dtopp/data/text/tokenizer.h"
 #include "dtopp/device/available_memory.h"
@@ -68,7 +62,6 @@ plan::NewRunSize size_of(const NewOptions& options) {
   return size;
 }
 
-// The folder `validation` beside a folder `train`.
 std::string held_out_beside(const std::string& data) {
   const fs::path folder = without_trailing_slash(data), beside = folder.parent_path() / "validation";
   if (folder.filename() != "train" || path_kind(beside) != PathKind::kDirectory)
@@ -101,14 +94,11 @@ std::optional<plan::NewRunData> read_data(const NewOptions& options) {
   return read;
 }
 
-// Prints the time by the matrix rate of this machine.
 void print_time(const config::RunConfig& config, const plan::Plan& plan, const at::Device& device) {
   const at::ScalarType type = device::compute_type(config.training.precision, device);
   const double rate = device::measure_matrix_rate(at::device(device).dtype(type));
   const double share = study::ReachedShare().share;
-  const double seconds = study::flops_of(config, static_cast<double>(plan.flops_per_token),
-                                         static_cast<double>(plan.tokens_per_step)) /
-                         (rate * share);
+  const double seconds = study::flops_of(config, plan.flops_per_token, plan.tokens_per_step) / (rate * share);
   std::printf("%-24s%14s   with validation, on %s: assumed %.0f %% of %s FLOP/s, measured in %s\n",
               "expected time", format_duration(seconds).c_str(), device::describe_device(device).c_str(),
               100 * share, format_count(rate).c_str(), type == at::kBFloat16 ? "bf16" : "fp32");
@@ -156,9 +146,7 @@ void add_new(CLI::App& app) {
   auto options = std::make_shared<NewOptions>();
   CLI::App* command = app.add_subcommand(
       "new", "Write the configuration of a language model for a size and data (docs/how-to/new-run.md)");
-  command->add_option("config", options->config, "YAML file to write")
-      ->required()
-      ->check(in_existing_folder());
+  add_checked(*command, "config", options->config, "YAML file to write", in_existing_folder())->required();
   command->add_option("--active", options->active, "active parameters, such as 10M or 1.5B")
       ->required()
       ->transform(count())

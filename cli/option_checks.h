@@ -73,11 +73,17 @@ inline CLI::Validator in_existing_folder() {
           ""};
 }
 
+template <class Value>
+CLI::Option* add_checked(CLI::App& command, const std::string& name, Value& value, const std::string& text,
+                         const CLI::Validator& check) {
+  return command.add_option(name, value, text)->check(check);
+}
+
 // Adds an option whose default --help shows.
 template <class Number>
 CLI::Option* add_number(CLI::App& command, const std::string& name, Number& value, const std::string& text,
                         const CLI::Validator& check) {
-  return command.add_option(name, value, text)->capture_default_str()->check(check);
+  return add_checked(command, name, value, text, check)->capture_default_str();
 }
 
 // For transform(): accepts a name of the enumeration and replaces it by its value.

@@ -2,10 +2,6 @@
 #include "dtopp/plan/plan.h"
 
 #include <cstdio>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "cli/commands.h"
 #include "cli/option_checks.h"

@@ -1,12 +1,7 @@
 // Implements `dtopp prepare text | images`: converts text to token files, and pictures or latents to image
 // files.
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "cli/commands.h"
@@ -14,9 +9,6 @@
 #include "cli/option_checks.h"
 #include "dtopp/base/cpu_cores.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/base/format.h"
-#include "dtopp/base/progress.h"
-#include "dtopp/base/stop.h"
 #include "dtopp/data/images/prepare_images.h"
 #include "dtopp/data/text/prepare_text.h"
 #include "dtopp/distributed/failure.h"
@@ -24,13 +16,19 @@
 namespace dtopp::cli {
 namespace {
 
+void print_restart(const std::filesystem::path& output, const std::string& reason) {
+  if (reason.empty()) return;
+  std::fprintf(stderr, "dtopp: %s: starts again, because it %s\n", output.c_str(), reason.c_str());
+}
+
 // Reports what an earlier run of the same command has done already.
-void print_earlier_work(const std::string& output, bool was_complete, uint64_t resumed, const char* unit) {
+void print_earlier_work(const std::filesystem::path& output, bool was_complete, uint64_t resumed,
+                        const char* unit) {
   if (was_complete) std::fprintf(stderr, "dtopp: %s: already complete; nothing left to do\n", output.c_str());
   if (resumed > 0) std::fprintf(stderr, "dtopp: resumed after %lu %s of an earlier run\n", resumed, unit);
 }
 
-void print_images(const std::string& output, const data::ImageFacts& facts) {
+void print_images(const std::filesystem::path& output, const data::ImageFacts& facts) {
   std::printf("output   %s\n", output.c_str());
   std::printf("images   %ld of %ld x %ld x %ld%s\n", facts.images, facts.shape.channels, facts.shape.height,
               facts.shape.width, facts.kind == data::ImageKind::kLatents ? ", latents" : "");
@@ -39,38 +37,16 @@ void print_images(const std::string& output, const data::ImageFacts& facts) {
   if (!facts.skipped.empty()) std::printf("skipped  %ld\n", facts.skipped.size());
 }
 
-struct ImageOptions {
-  std::vector<std::string> sources;
-  std::string output;
-  int64_t size = 0;
-  int64_t channels = 3;
-  std::vector<double> scale, shift;
-  uint64_t max_bad = 0;
-  int workers = 0;
-};
-
-void run_prepare_images(const ImageOptions& options) {
-  if (std::ranges::count(options.scale, 0.0) > 0)
+void run_prepare_images(const data::PrepareImagesOptions& job) {
+  if (std::ranges::count(job.scale, 0.0) > 0)
     throw UsageError("--scale: must not be 0, because all inputs of the model would be 0");
   stop_on_signals();
-  data::PrepareImagesOptions job;
-  job.sources.assign(options.sources.begin(), options.sources.end());
-  job.output = options.output;
-  job.size = options.size;
-  job.channels = options.channels;
-  job.scale = options.scale;
-  job.shift = options.shift;
-  job.max_bad = options.max_bad;
-  job.num_workers = options.workers > 0 ? options.workers : static_cast<int>(cpu_cores());
   std::optional<StopScope> begins(stop_token());
   data::ImagePreparation preparation(job);
   begins.reset();
   const data::PrepareImagesProgress& progress = preparation.progress();
-  if (!progress.restart_reason.empty())
-    std::fprintf(stderr, "dtopp: %s: starts again, because it %s\n", options.output.c_str(),
-                 progress.restart_reason.c_str());
-  ProgressBar bar("prepare", "img");
-  bar.set_total(progress.samples_total);
+  print_restart(job.output, progress.restart_reason);
+  ProgressBar bar("prepare", "img", progress.samples_total);
   bar.set_start(progress.samples);
   size_t skipped = preparation.facts().skipped.size();
   for (bool more = !progress.was_complete; more; more = preparation.next()) {
@@ -82,12 +58,13 @@ void run_prepare_images(const ImageOptions& options) {
     if (stop_requested()) preparation.stop();
   }
   bar.finish();
-  print_earlier_work(options.output, progress.was_complete, progress.resumed_samples, "images");
-  print_images(options.output, preparation.facts());
+  print_earlier_work(job.output, progress.was_complete, progress.resumed_samples, "images");
+  print_images(job.output, preparation.facts());
 }
 
 void add_prepare_images(CLI::App& prepare) {
-  auto options = std::make_shared<ImageOptions>();
+  auto options = std::make_shared<data::PrepareImagesOptions>();
+  options->num_workers = static_cast<int>(cpu_cores());
   CLI::App* images = prepare.add_subcommand("images",
                                             "Convert pictures or latents to image files; run the same "
                                             "command again to resume after an interruption");
@@ -97,68 +74,32 @@ void add_prepare_images(CLI::App& prepare) {
                    "WebDataset: .jpg|.png|.webp with .cls, .json, .npy); .safetensors or .npy arrays")
       ->required();
   images->add_option("--output", options->output, "folder for the image files")->required();
-  images
-      ->add_option("--size", options->size,
-                   "center-crop and resize pictures to SIZE x SIZE (default: all must have the same size)")
-      ->check(between<int64_t>(1, data::kLargestSize));
+  add_checked(*images, "--size", options->size,
+              "center-crop and resize pictures to SIZE x SIZE (default: all must have the same size)",
+              between<int64_t>(1, data::kLargestSize));
   images->add_option("--channels", options->channels, "channels of pictures: 3 (RGB) or 1 (gray)")
       ->check(CLI::IsMember({1, 3}))
       ->capture_default_str();
-  images
-      ->add_option("--scale", options->scale,
-                   "model input = (latent - shift) * scale; one value, or one per channel")
+  add_checked(*images, "--scale", options->scale,
+              "model input = (latent - shift) * scale; one value, or one per channel", finite_number())
       ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(finite_number());
-  images->add_option("--shift", options->shift, "see --scale")
+      ->allow_extra_args(false);
+  add_checked(*images, "--shift", options->shift, "see --scale", finite_number())
       ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(finite_number());
-  images
-      ->add_option("--max-bad", options->max_bad,
-                   "maximum number of damaged or unsuitable samples to leave out (default: none)")
-      ->check(between<uint64_t>(0, data::kMostBad));
-  images->add_option("--workers", options->workers, "decoding threads (default: one per core)")
-      ->check(between(1, 1024));
+      ->allow_extra_args(false);
+  add_checked(*images, "--max-bad", options->max_bad,
+              "maximum number of damaged or unsuitable samples to leave out (default: none)",
+              between<uint64_t>(0, data::kMostBad));
+  add_checked(*images, "--workers", options->num_workers, "decoding threads (default: one per core)",
+              between(1, 1024));
   images->callback([options] {
     distributed::with_memory_advice("lower --workers", [&] { run_prepare_images(*options); });
   });
 }
 
 struct PrepareOptions {
-  std::vector<std::string> files;
-  std::string tokenizer;
-  std::string output;
-  std::string split_on;
-  std::string by;
-  int workers = 0;
-};
-
-// Draws the share of the input that is read and the rates of text and tokens.
-class PrepareBar {
- public:
-  void operator()(const data::PrepareTextProgress& progress) {
-    if (!begun_) {
-      bar_.set_total(progress.input_bytes_total);
-      bar_.set_start(progress.input_bytes);
-      tokens_at_start_ = progress.tokens;
-      begun_ = true;
-    }
-    const double seconds = std::chrono::duration<double>(Clock::now() - began_).count();
-    if (seconds > 0)
-      bar_.set_note("(text " + format_bytes(static_cast<double>(progress.text_bytes) / seconds) + "/s, " +
-                    format_count(static_cast<double>(progress.tokens - tokens_at_start_) / seconds) +
-                    " tok/s)");
-    bar_.update(progress.input_bytes);
-  }
-  void finish() { bar_.finish(); }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  ProgressBar bar_{"prepare", "B"};
-  Clock::time_point began_ = Clock::now();
-  uint64_t tokens_at_start_ = 0;
-  bool begun_ = false;
+  data::PrepareTextOptions job;
+  std::string tokenizer, by;
 };
 
 void prepare_folder(const data::PrepareTextOptions& job, const data::TextEncoder& encoder) {
@@ -166,12 +107,18 @@ void prepare_folder(const data::PrepareTextOptions& job, const data::TextEncoder
   data::TextPreparation preparation(job, encoder);
   begins.reset();
   const data::PrepareTextProgress& progress = preparation.progress();
-  if (!progress.restart_reason.empty())
-    std::fprintf(stderr, "dtopp: %s: starts again, because it %s\n", job.output.c_str(),
-                 progress.restart_reason.c_str());
-  PrepareBar bar;
+  print_restart(job.output, progress.restart_reason);
+  ProgressBar bar("prepare", "B", progress.input_bytes_total);
+  bar.set_start(progress.input_bytes);
+  const double begin = steady_seconds();
+  const uint64_t tokens_at_start = progress.tokens;
   for (bool more = !progress.was_complete; more; more = preparation.next()) {
-    bar(progress);
+    const double seconds = steady_seconds() - begin;
+    if (seconds > 0)
+      bar.set_note("(text " + format_bytes(static_cast<double>(progress.text_bytes) / seconds) + "/s, " +
+                   format_count(static_cast<double>(progress.tokens - tokens_at_start) / seconds) +
+                   " tok/s)");
+    bar.update(progress.input_bytes);
     if (stop_requested()) preparation.stop();
   }
   bar.finish();
@@ -184,19 +131,15 @@ void prepare_folder(const data::PrepareTextOptions& job, const data::TextEncoder
 void prepare_text(const PrepareOptions& options) {
   const data::Tokenizer tokenizer = data::Tokenizer::load(options.tokenizer);
   stop_on_signals();
-  data::PrepareTextOptions job;
-  job.inputs.assign(options.files.begin(), options.files.end());
-  job.output = options.output;
-  job.split_on = options.split_on;
-  job.num_workers = options.workers > 0 ? options.workers : static_cast<int>(cpu_cores());
   const data::TokenizerEncoder encoder(tokenizer);
-  if (options.by.empty()) return prepare_folder(job, encoder);
+  if (options.by.empty()) return prepare_folder(options.job, encoder);
   std::optional<StopScope> reads(stop_token());
-  const std::vector<std::string> values = data::values_in(job.inputs, options.by);
+  const std::vector<std::string> values = data::values_in(options.job.inputs, options.by);
   reads.reset();
   for (const std::string& value : values) {
+    data::PrepareTextOptions job = options.job;
     job.only = {options.by, value};
-    job.output = std::filesystem::path(options.output) / value;
+    job.output /= value;
     prepare_folder(job, encoder);
   }
 }
@@ -205,25 +148,27 @@ void prepare_text(const PrepareOptions& options) {
 
 void add_prepare(CLI::App& app) {
   auto options = std::make_shared<PrepareOptions>();
+  data::PrepareTextOptions& job = options->job;
+  job.num_workers = static_cast<int>(cpu_cores());
   CLI::App* command = app.add_subcommand("prepare", "Convert data to the files that training reads");
   command->require_subcommand(1);
   CLI::App* text = command->add_subcommand(
       "text", "Convert text to token files; run the same command again to resume after an interruption");
-  text->add_option("files", options->files,
+  text->add_option("files", job.inputs,
                    "JSON lines (.jsonl, .ndjson, .json; key \"text\"); any other name: plain text.\n"
                    "Each may be compressed (.gz, .zst, .zstd)")
       ->required();
   text->add_option("--tokenizer", options->tokenizer, "tokenizer.json file (byte-level BPE)")->required();
-  text->add_option("--output", options->output, "folder for the token files")->required();
-  text->add_option("--split-on", options->split_on,
-                   "text between the documents of a plain text file, such as '<|endoftext|>'\n"
-                   "(default: a plain text file is one document)")
-      ->check(not_empty());
+  text->add_option("--output", job.output, "folder for the token files")->required();
+  add_checked(*text, "--split-on", job.split_on,
+              "text between the documents of a plain text file, such as '<|endoftext|>'\n"
+              "(default: a plain text file is one document)",
+              not_empty());
   text->add_option("--by", options->by,
                    "key of the JSON lines, such as 'source': write a folder for each of its values")
       ->excludes("--split-on");
-  text->add_option("--workers", options->workers, "encoding threads (default: one per core)")
-      ->check(between(1, 1024));
+  add_checked(*text, "--workers", job.num_workers, "encoding threads (default: one per core)",
+              between(1, 1024));
   text->callback(
       [options] { distributed::with_memory_advice("lower --workers", [&] { prepare_text(*options); }); });
   add_prepare_images(*command);

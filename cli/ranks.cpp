@@ -1,19 +1,17 @@
 #include "cli/ranks.h"
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <utility>
-#include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "cli/option_checks.h"
 #include "dtopp/checkpoint/tensor_files.h"
+#include "dtopp/config/config.h"
 #include "dtopp/device/available_memory.h"
 #include "dtopp/device/device.h"
 #include "dtopp/distributed/rendezvous.h"
-#include "dtopp/launch/child_process.h"
 #include "dtopp/launch/local_ranks.h"
 #include "dtopp/models/make_model.h"
 #include "dtopp/ops/moe_ffn/cuda/fused/expert_gemm.h"
@@ -30,7 +28,6 @@ std::vector<std::string> command_line() {
   return arguments;
 }
 
-// Removes an option and its value.
 std::vector<std::string> without(const std::string& option, std::vector<std::string> arguments) {
   for (size_t i = 0; i < arguments.size();) {
     const auto at = arguments.begin() + static_cast<std::ptrdiff_t>(i);
@@ -80,11 +77,19 @@ Attempt run_ranks(int64_t processes, const launch::SignalPipe& signals) {
   return {end, end_message(end, *store.store), is_reported(end, *store.store)};
 }
 
-// The step of the newest checkpoint, 0 if there is none.
 int64_t newest_step(const RankGroup& group) {
   if (group.restarts == 0) return 0;
   const std::vector<int64_t> steps = checkpoint::list_checkpoint_steps(group.checkpoints);
   return steps.empty() ? 0 : steps.front();
+}
+
+config::Device kind_of(const at::Device& device) {
+  return device.is_cpu() ? config::Device::kCpu : config::Device::kCuda;
+}
+
+uint64_t rank_memory(const distributed::Cluster& cluster, const at::Device& device) {
+  const auto memory = device::free_device_memory(device);
+  return memory ? *memory : device::available_memory() / static_cast<uint64_t>(cluster.local_size());
 }
 
 }  // namespace
@@ -113,16 +118,10 @@ int run_processes(const launch::LaunchEnvironment& environment, const RankGroup&
 }
 
 CLI::Option* add_processes_option(CLI::App& command, int64_t& processes) {
-  return command
-      .add_option("--processes", processes,
-                  "number of ranks to start on this machine, one process per rank "
-                  "(docs/how-to/many-processes.md)")
-      ->check(between(1, 4096));
-}
-
-void stop_rank_on_signals(const launch::LaunchEnvironment& environment) {
-  stop_on_signals(environment.launcher == launch::Launcher::kOwn ? Impatience::kLauncher
-                                                                 : Impatience::kSecondSignal);
+  return add_checked(command, "--processes", processes,
+                     "number of ranks to start on this machine, one process per rank "
+                     "(docs/how-to/many-processes.md)",
+                     between(1, 4096));
 }
 
 void check_requested_kernels() {
@@ -132,20 +131,6 @@ void check_requested_kernels() {
     throw UsageError(error.what_without_backtrace());
   }
 }
-
-namespace {
-
-config::Device kind_of(const at::Device& device) {
-  return device.is_cpu() ? config::Device::kCpu : config::Device::kCuda;
-}
-
-// The memory that this rank may use.
-uint64_t rank_memory(const distributed::Cluster& cluster, const at::Device& device) {
-  const auto memory = device::free_device_memory(device);
-  return memory ? *memory : device::available_memory() / static_cast<uint64_t>(cluster.local_size());
-}
-
-}  // namespace
 
 const distributed::ProcessGroups& connect_ranks(distributed::Cluster& cluster,
                                                 const config::RunConfig& config) {
@@ -170,6 +155,14 @@ TrainingMemory require_training_memory(const distributed::Cluster& cluster, cons
       rank_memory(cluster, groups.device)};
   plan::require_memory(config, memory.plan, kind_of(groups.device), memory.available);
   return memory;
+}
+
+std::optional<double> planned_memory(const config::RunConfig& config) {
+  try {
+    return static_cast<double>(plan::make_plan(config, {}, config.training.device).memory_bytes());
+  } catch (const config::InvalidValue&) {
+    return std::nullopt;  // the configuration does not determine the layout of the ranks
+  }
 }
 
 train::Trainer make_trainer(const config::RunConfig& config, models::TrainingData data,

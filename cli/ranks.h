@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -36,13 +37,11 @@ int run_processes(const launch::LaunchEnvironment& environment, const RankGroup&
 
 CLI::Option* add_processes_option(CLI::App& command, int64_t& processes);
 
-// Calls stop_on_signals with the policy that fits the launcher of this rank.
-void stop_rank_on_signals(const launch::LaunchEnvironment& environment);
-
 // Calls body(cluster) as one rank. Adds `advice` to a lack of memory.
 template <class Body>
 void run_rank(const launch::LaunchEnvironment& environment, const std::string& advice, const Body& body) {
-  stop_rank_on_signals(environment);
+  // Only our own launcher kills its ranks: one request may arrive as several forwarded signals.
+  stop_on_signals(/*second_ends=*/environment.launcher != launch::Launcher::kOwn);
   distributed::Cluster cluster(environment, program_version);
   cluster.run([&] { distributed::with_memory_advice(advice, [&] { body(cluster); }); });
 }
@@ -52,7 +51,7 @@ void check_requested_kernels();
 
 // Sets up the ranks of commands that train: their groups, memory and trainer.
 //
-// Collective: every function
+// Collective: every function but planned_memory
 
 // Joins the other ranks, and applies the device, the kernels and the threads of the configuration. Throws
 // RanksDiffer if another rank has another configuration.
@@ -67,6 +66,10 @@ struct TrainingMemory {
 // Plans the memory of training. Throws ResourceError if this rank has less.
 TrainingMemory require_training_memory(const distributed::Cluster& cluster, const config::RunConfig& config,
                                        const distributed::ProcessGroups& groups);
+
+// The planned memory of one process of a run, in bytes; nullopt if the plan needs more than the
+// configuration.
+std::optional<double> planned_memory(const config::RunConfig& config);
 
 train::Trainer make_trainer(const config::RunConfig& config, models::TrainingData data,
                             const distributed::ProcessGroups& groups);

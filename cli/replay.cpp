@@ -1,27 +1,19 @@
 #include "dtopp/train/replay.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
-#include <memory>
 #include <optional>
-#include <string>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
-#include "cli/console.h"
 #include "cli/option_checks.h"
 #include "cli/ranks.h"
-#include "dtopp/base/errors.h"
-#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/stop.h"
 #include "dtopp/device/device.h"
 #include "dtopp/models/make_model.h"
 #include "dtopp/runs/metrics.h"
-#include "dtopp/runs/run_directory.h"
 #include "dtopp/runs/run_history.h"
 #include "dtopp/train/start.h"
 
@@ -35,7 +27,6 @@ struct ReplayOptions {
   bool json = false;
 };
 
-// The configuration of the run, with its step and its device checked.
 config::RunConfig config_of(const ReplayOptions& options) {
   auto config = runs::config_of(options.run);
   if (!config) throw UsageError(options.run, ": holds no run; name the folder of a run");
@@ -123,7 +114,7 @@ void add_replay(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("replay", "Repeat one training step, and name the first tensor that is not finite");
   command->add_option("run", options->run, "folder of the run; nothing in it changes")->required();
-  command->add_option("--step", options->step, "the step to repeat")->required()->check(positive<int64_t>());
+  add_checked(*command, "--step", options->step, "the step to repeat", positive<int64_t>())->required();
   command->add_flag("--json", options->json, "print one JSON object");
   add_processes_option(*command, options->processes);
   command->callback([options] { replay(*options); });

@@ -1,15 +1,10 @@
 // Implements `dtopp report`: shows runs and studies on one HTML page.
-#include <charconv>
 #include <cstdio>
-#include <filesystem>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/option_checks.h"
-#include "cli/run_cost.h"
+#include "cli/ranks.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/report/live_report.h"
 #include "dtopp/report/page.h"
@@ -18,43 +13,22 @@ namespace dtopp::cli {
 namespace {
 
 struct ReportOptions {
-  std::vector<std::string> paths;
+  std::vector<std::filesystem::path> paths;
   std::string output = "report.html";
-  std::string port;  // value of --serve; may be a run's path instead
+  uint16_t port = 0;
 };
 
-std::vector<std::filesystem::path> paths_of(const ReportOptions& options) {
-  std::vector<std::filesystem::path> paths;
-  for (std::string path : options.paths) {
-    while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-    paths.emplace_back(path);
-  }
-  return paths;
-}
-
-void serve(ReportOptions options) {
-  uint16_t port = 0;
-  const char* end = options.port.data() + options.port.size();
-  const auto [stopped, error] = std::from_chars(options.port.data(), end, port);
-  if (!options.port.empty() && (error != std::errc{} || stopped != end)) {
-    // The value of --serve is a run's path if it is not a number.
-    if (options.port.find_first_not_of("0123456789") == std::string::npos)
-      throw UsageError("--serve: the port must be at most 65535");
-    options.paths.push_back(options.port);
-    port = 0;
-  }
-  if (options.paths.empty()) throw UsageError("report: no run is given; name a run or a study");
+void serve(const ReportOptions& options) {
   stop_on_signals();
-  report::LiveReport report(paths_of(options), find_run_cost);
-  report::ReportServer server(port);
+  report::LiveReport report(options.paths, planned_memory);
+  report::ReportServer server(options.port);
   std::printf("%s\n", server.address().c_str());
   flush_standard_output();
   server.serve(report, stop_token());
 }
 
 void write(const ReportOptions& options) {
-  if (options.paths.empty()) throw UsageError("report: no run is given; name a run or a study");
-  const report::ReportInput input = report::read_report_input(paths_of(options), find_run_cost);
+  const report::ReportInput input = report::read_report_input(options.paths, planned_memory);
   for (const report::ReportRun& run : input.runs) {
     for (const std::string& line : run.evaluations.skipped)
       std::fprintf(stderr, "dtopp: warning: %s\n", line.c_str());
@@ -71,15 +45,18 @@ void add_report(CLI::App& app) {
   command->add_option("runs", options->paths, "folders of runs or studies");
   CLI::Option* output =
       command->add_option("--output", options->output, "HTML file to write")->capture_default_str();
-  CLI::Option* serve_option = command
-                                  ->add_option("--serve", options->port,
-                                               "serve the page on this port of 127.0.0.1 (default: any free "
-                                               "port) and update it while the runs train")
+  CLI::Option* serve_option = add_checked(*command, "--serve", options->port,
+                                          "serve the page on this port of 127.0.0.1 (default: any free "
+                                          "port) and update it while the runs train",
+                                          between(0, 65535))
+                                  ->type_name("TEXT")
                                   ->expected(0, 1)
-                                  ->check(between(0, 65535))
                                   ->excludes(output);
-  command->callback(
-      [options, serve_option] { serve_option->count() > 0 ? serve(*options) : write(*options); });
+  command->callback([options, serve_option] {
+    if (options->paths.empty()) throw UsageError("report: no run is given; name a run or a study");
+    for (std::filesystem::path& path : options->paths) path = without_trailing_slash(path);
+    serve_option->count() > 0 ? serve(*options) : write(*options);
+  });
 }
 
 }  // namespace dtopp::cli

@@ -1,18 +1,13 @@
 #include <cstdio>
 #include <memory>
 #include <numeric>
-#include <string>
-#include <vector>
 
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/inference.h"
 #include "cli/option_checks.h"
-#include "dtopp/base/errors.h"
-#include "dtopp/base/progress.h"
 #include "dtopp/distributed/failure.h"
 #include "dtopp/eval/picture_files.h"
-#include "dtopp/inference/diffusion_model.h"
 
 namespace dtopp::cli {
 namespace {
@@ -127,12 +122,10 @@ void add_sampler_options(CLI::App& command, SampleOptions& options) {
       ->default_str("from the objective");
   add_number(command, "--guidance", sampler.guidance,
              "classifier-free guidance scale; 1: no guidance, which halves the time", not_negative<double>());
-  command
-      .add_option("--guidance-interval", options.guidance_interval,
-                  "guide only while t is in this interval, e.g. 0.1,0.9")
+  add_checked(command, "--guidance-interval", options.guidance_interval,
+              "guide only while t is in this interval, e.g. 0.1,0.9", between<double>(0, 1))
       ->delimiter(',')
-      ->expected(2)
-      ->check(between<double>(0, 1));
+      ->expected(2);
 }
 
 }  // namespace
@@ -148,16 +141,15 @@ void add_sample(CLI::App& app) {
       ->delimiter(',');
   command->add_option("--text-embeddings", options->text_embeddings,
                       "safetensors file with \"text\" [texts, tokens, size], the texts to cycle through");
-  command->add_option("--count", request.count, "number of pictures")->required()->check(positive<int64_t>());
+  add_checked(*command, "--count", request.count, "number of pictures", positive<int64_t>())->required();
   add_sampler_options(*command, *options);
   add_number(*command, "--seed", request.seed, "seed of the initial noise", not_negative<uint64_t>());
   add_number(*command, "--batch-size", request.batch_size, "pictures per batch", positive<int64_t>());
   command->add_flag("--raw", options->raw, "use the raw parameters instead of their moving average (EMA)");
-  command
-      ->add_option("--target-experts", options->inference.target_experts,
-                   "mean number of active experts per token, for which p is solved (default: the target of "
-                   "training; with --raw, the checkpoint's p)")
-      ->check(positive<double>());
+  add_checked(*command, "--target-experts", options->inference.target_experts,
+              "mean number of active experts per token, for which p is solved (default: the target of "
+              "training; with --raw, the checkpoint's p)",
+              positive<double>());
   command
       ->add_option("--output", options->output,
                    "NAME.png: one grid; NAME.npz: arrays; any other name: a new folder of PNG files")

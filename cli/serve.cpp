@@ -3,11 +3,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <exception>
-#include <filesystem>
 #include <memory>
 #include <set>
-#include <string>
 #include <thread>
 
 #include "cli/commands.h"
@@ -15,10 +12,6 @@
 #include "cli/inference.h"
 #include "cli/option_checks.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/base/files.h"
-#include "dtopp/base/format.h"
-#include "dtopp/base/progress.h"
-#include "dtopp/base/stop.h"
 #include "dtopp/data/text/prepare_text.h"
 #include "dtopp/distributed/failure.h"
 #include "dtopp/inference/expert_budget.h"
@@ -95,7 +88,6 @@ Budgets open_budgets(const ServeOptions& options, const inference::InferenceMode
   return {.kept = kept.value_or(inference::KeptBudgets())};
 }
 
-// Solves one budget and keeps it.
 void solve(const inference::InferenceModel& model, const checkpoint::Checkpoint& checkpoint, int64_t experts,
            Budgets& budgets) {
   print_message(

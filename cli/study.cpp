@@ -1,30 +1,19 @@
 // Implements `dtopp study`: trains a grid of runs with several seeds and compares them with confidence
 // intervals.
-#include <algorithm>
-#include <cstdio>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/console.h"
 #include "cli/option_checks.h"
 #include "cli/ranks.h"
-#include "cli/run_cost.h"
 #include "dtopp/base/cpu_cores.h"
-#include "dtopp/base/files.h"
-#include "dtopp/base/format.h"
 #include "dtopp/device/device.h"
 #include "dtopp/device/known_devices.h"
-#include "dtopp/distributed/failure.h"
-#include "dtopp/launch/launch_environment.h"
-#include "dtopp/plan/plan.h"
 #include "dtopp/report/page.h"
-#include "dtopp/study/curves.h"
 #include "dtopp/study/ledger.h"
 #include "dtopp/study/results.h"
 #include "dtopp/study/runner.h"
@@ -44,35 +33,26 @@ struct StudyOptions {
 
 double flops_of_run(const study::StudyRun& run) {
   const plan::Plan plan = plan::make_plan(run.config);
-  return study::flops_of(run.config, static_cast<double>(plan.flops_per_token),
-                         static_cast<double>(plan.tokens_per_step));
+  return study::flops_of(run.config, plan.flops_per_token, plan.tokens_per_step);
 }
 
-// Measures matrix rates. Each combination of precision and number of threads is measured once.
-class MatrixRates {
- public:
-  double of(const config::RunConfig& config) {
-    const at::Device device = device::compute_device(config.training.device, "training.device");
-    const at::ScalarType type = device::compute_type(config.training.precision, device);
-    const auto [known, is_new] = rates_.try_emplace({type, config.training.threads});
+void print_forecast(const std::vector<study::StudyRun>& runs, const std::vector<study::RunRecord>& records) {
+  std::vector<study::RunCost> costs;
+  // Each combination of precision and number of threads is measured once.
+  std::map<std::pair<at::ScalarType, int64_t>, double> rates;
+  for (const study::StudyRun& run : runs) {
+    const config::TrainingConfig& training = run.config.training;
+    const at::Device device = device::compute_device(training.device, "training.device");
+    const at::ScalarType type = device::compute_type(training.precision, device);
+    const auto [rate, is_new] = rates.try_emplace({type, training.threads});
     if (is_new) {
       const int threads = at::get_num_threads();
-      if (config.training.threads > 0) at::set_num_threads(static_cast<int>(config.training.threads));
-      known->second = device::measure_matrix_rate(at::device(device).dtype(type));
+      if (training.threads > 0) at::set_num_threads(static_cast<int>(training.threads));
+      rate->second = device::measure_matrix_rate(at::device(device).dtype(type));
       at::set_num_threads(threads);
     }
-    return known->second;
+    costs.push_back({flops_of_run(run), rate->second});
   }
-
- private:
-  std::map<std::pair<at::ScalarType, int64_t>, double> rates_;
-};
-
-void print_forecast(const std::vector<study::StudyRun>& runs, const std::vector<study::RunRecord>& records) {
-  MatrixRates rates;
-  std::vector<study::RunCost> costs;
-  costs.reserve(runs.size());
-  for (const study::StudyRun& run : runs) costs.push_back({flops_of_run(run), rates.of(run.config)});
   std::printf(
       "%s", study::forecast_table(runs, records, costs, study::reached_share(runs, records, costs)).c_str());
 }
@@ -143,7 +123,6 @@ std::vector<study::ComparisonResult> comparisons_of(const std::vector<std::strin
   return all;
 }
 
-// Writes the curves and the report, and prints the tables.
 void show_results(const OpenStudy& open, const study::StudyResults& results) {
   study::write_curves(open.study, open.runs, open.records, open.ledger->curves());
   const auto has_folder = [](const study::StudyRun& run) {
@@ -151,7 +130,7 @@ void show_results(const OpenStudy& open, const study::StudyResults& results) {
   };
   if (std::ranges::count(open.records, study::RunStatus::kDone, &study::RunRecord::status) > 0 &&
       std::ranges::any_of(open.runs, has_folder))
-    report::write_report(report::read_report_input({open.study.output}, find_run_cost),
+    report::write_report(report::read_report_input({open.study.output}, planned_memory),
                          open.study.output / "report.html");
   std::printf("%s", study::markdown_results(open.study, results).c_str());
 }
@@ -223,10 +202,9 @@ void add_study(CLI::App& app) {
                     "print the runs with their FLOPs and estimated hours on this machine, without training");
   add_number(*command, "--slots", options->slots, "number of concurrent runs, which share the cores",
              between(1, 1024));
-  command
-      ->add_option("--hours", options->hours,
-                   "start no run that would end after this many hours; the next call resumes; 0: no limit")
-      ->check(not_negative<double>());
+  add_checked(*command, "--hours", options->hours,
+              "start no run that would end after this many hours; the next call resumes; 0: no limit",
+              not_negative<double>());
   command->add_flag(
       "--blind", options->blind,
       "print only n and the standard deviation of the planned differences, and write no results");

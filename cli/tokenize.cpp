@@ -2,22 +2,17 @@
 // NUL are part of it.
 #include <cstdio>
 #include <iostream>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
 #include "cli/console.h"
-#include "dtopp/base/errors.h"
 #include "dtopp/base/json.h"
 #include "dtopp/data/text/tokenizer.h"
 
 namespace dtopp::cli {
 namespace {
 
-// Converts one line of text to a JSON array of ids.
 std::string encode_line(const data::Tokenizer& tokenizer, const std::string& line) {
   std::string out = "[";
   for (const int32_t id : tokenizer.encode(line)) {

@@ -1,22 +1,17 @@
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/console.h"
 #include "cli/option_checks.h"
 #include "cli/ranks.h"
 #include "dtopp/base/cpu_cores.h"
-#include "dtopp/base/files.h"
 #include "dtopp/base/stop.h"
 #include "dtopp/device/device.h"
 #include "dtopp/eval/in_training.h"
 #include "dtopp/models/make_model.h"
-#include "dtopp/train/run.h"
 #include "dtopp/train/start.h"
 
 namespace dtopp::cli {
@@ -96,9 +91,8 @@ void train_rank(distributed::Cluster& cluster, const TrainOptions& options) {
 
 // Finds errors that all ranks would have, before any rank starts.
 void check_ranks(const config::RunConfig& config, int64_t processes) {
-  const bool is_cuda = config.training.device == config::Device::kCuda;
   plan::make_plan(config, {processes, 1, config.parallel.expert_parallel.ranks.value_or(1)},
-                  is_cuda ? config::Device::kCuda : config::Device::kCpu);
+                  config.training.device);
   const auto is_missing = [](const std::string& path) {
     return path_kind(path) == PathKind::kNothing && path_kind(path + ".idx") == PathKind::kNothing;
   };
@@ -135,19 +129,17 @@ void add_train(CLI::App& app) {
       "--verify", options->verify,
       "verify every byte of the training data, including files verified before (docs/reference/files.md)");
   CLI::Option* processes = add_processes_option(*command, options->processes);
-  command
-      ->add_option(
-          "--restarts", options->restarts,
-          "after a lost rank, start the ranks of --processes again from the newest checkpoint, at most this "
-          "many times")
-      ->check(not_negative<int64_t>())
+  add_checked(
+      *command, "--restarts", options->restarts,
+      "after a lost rank, start the ranks of --processes again from the newest checkpoint, at most this "
+      "many times",
+      not_negative<int64_t>())
       ->needs(processes);
-  command
-      ->add_option(
-          "--profile", options->profile,
-          "train this many steps on a CPU, then exit; profile.txt and trace.json of the run show where the "
-          "time of all steps but the first went")
-      ->check(between(2, 1000));
+  add_checked(
+      *command, "--profile", options->profile,
+      "train this many steps on a CPU, then exit; profile.txt and trace.json of the run show where the "
+      "time of all steps but the first went",
+      between(2, 1000));
   command->callback([options] { train(*options); });
 }
 

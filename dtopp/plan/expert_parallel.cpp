@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
 #include "dtopp/plan/plan.h"
 
@@ -21,6 +20,10 @@ double seconds_on_links(const SentBytes& sent, const device::DeviceRates& rates)
 // after all computation.
 double exposed(double seconds, double pass, double end) {
   return std::max(end * seconds, seconds - device::AssumedShares::kHiding * pass);
+}
+
+void require_divides(const char* key, int64_t part, int64_t whole, const char* what) {
+  if (whole % part != 0) throw config::InvalidValue(key, part, " does not divide the ", whole, " ", what);
 }
 
 }  // namespace
@@ -55,14 +58,6 @@ StepTime plan_step_time(const Plan& plan, const device::DeviceRates& rates) {
   time.mfu = model_flops / (peak * time.seconds());
   return time;
 }
-
-namespace {
-
-void require_divides(const char* key, int64_t part, int64_t whole, const char* what) {
-  if (whole % part != 0) throw config::InvalidValue(key, part, " does not divide the ", whole, " ", what);
-}
-
-}  // namespace
 
 void check_dims(const distributed::ParallelDims& dims, const config::ModelConfig& model) {
   const char* degree = "parallel.expert_parallel";

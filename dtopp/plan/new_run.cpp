@@ -4,10 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <set>
-#include <utility>
 
-#include "dtopp/base/errors.h"
-#include "dtopp/base/format.h"
 #include "dtopp/config/config.h"
 #include "dtopp/plan/plan.h"
 
@@ -54,8 +51,6 @@ constexpr std::pair<const char*, const char*> kReasons[] = {
     {"checkpoint.every", "a stop loses at most a tenth of the run"},
     {"checkpoint.keep", "the newest ones; 0 keeps all"},
     {"logging.console_every", "a hundred lines"}};
-
-std::string count(double value) { return format_count(value); }
 
 // The nearest multiple of `step`, at least one.
 int64_t multiple(double value, int64_t step) {
@@ -113,9 +108,9 @@ void find_size(config::RunConfig& config, const Ratios& ratios, int64_t wish) {
   }
   if (best.first > kFar) {
     const double embedding = static_cast<double>(config.model.vocab_size * kSmallestHidden);
-    throw UsageError("--active ", count(static_cast<double>(wish)), " is too small: with ",
-                     config.model.vocab_size, " tokens the smallest model has ", count(smallest),
-                     " active parameters, and its embedding ", count(embedding),
+    throw UsageError("--active ", format_count(static_cast<double>(wish)), " is too small: with ",
+                     config.model.vocab_size, " tokens the smallest model has ", format_count(smallest),
+                     " active parameters, and its embedding ", format_count(embedding),
                      "; raise --active, or prepare the text with a smaller tokenizer");
   }
   config.model = chosen;
@@ -151,9 +146,9 @@ void explain_data(NewRun& run, const NewRunData& data, double tokens) {
   const auto given = static_cast<double>(data.train_tokens);
   run.reasons["data.train"] =
       format("%s tokens, read %.3g times; more than 4 passes gain little (Muennighoff et al. 2023)",
-             count(given).c_str(), tokens / given);
+             format_count(given).c_str(), tokens / given);
   run.reasons["data.validation"] =
-      count(static_cast<double>(data.validation_tokens)) + " tokens that training never reads";
+      format_count(static_cast<double>(data.validation_tokens)) + " tokens that training never reads";
 }
 
 void explain_size(NewRun& run, int64_t wish, const std::string& aspect) {
@@ -161,7 +156,7 @@ void explain_size(NewRun& run, int64_t wish, const std::string& aspect) {
   const auto active = static_cast<double>(make_plan(run.config).active_parameters);
   run.reasons["model.hidden_size"] =
       format("%s active parameters, %+.1f %% from --active; steps of 64, below 256 of 32",
-             count(active).c_str(), 100 * (active / static_cast<double>(wish) - 1));
+             format_count(active).c_str(), 100 * (active / static_cast<double>(wish) - 1));
   run.reasons["model.num_layers"] =
       format("hidden_size / num_layers is %.3g, ",
              static_cast<double>(model.hidden_size) / static_cast<double>(model.num_layers)) +
@@ -194,7 +189,7 @@ NewRun new_run(const NewRunSize& size, const NewRunData& data) {
                most = kMostPasses * static_cast<double>(data.train_tokens);
   const double tokens = size.tokens ? static_cast<double>(*size.tokens) : std::min(enough, most);
   reasons["training.steps"] =
-      count(tokens) + " tokens: " +
+      format_count(tokens) + " tokens: " +
       (size.tokens      ? "--tokens"
        : enough <= most ? "20 per active parameter (Hoffmann et al. 2022)"
                         : "four passes over the data (Muennighoff et al. 2023), fewer than 20 per parameter");
@@ -216,7 +211,7 @@ NewRun new_run(const NewRunSize& size, const NewRunData& data) {
   }
   reasons["training.global_batch_size"] =
       format("%s: 0.292 C^0.3271 = %s tokens, as a power of two that leaves at least 500 steps", kLaw,
-             count(batch).c_str());
+             format_count(batch).c_str());
 
   const int64_t steps = config.training.steps;
   config.optimizer.warmup_steps = std::min(steps / 4, kLongestWarmup);
@@ -272,7 +267,7 @@ NewRun scaled_run(const config::RunConfig& like, const std::string& source, cons
       like.optimizer.lr, source.c_str(), ratio);
   reasons["optimizer.min_lr"] = "scaled like lr";
   reasons["training.steps"] =
-      count(tokens) + " tokens: " + (size.tokens ? "--tokens" : "in proportion to active parameters");
+      format_count(tokens) + " tokens: " + (size.tokens ? "--tokens" : "in proportion to active parameters");
   reasons["training.global_batch_size"] = format("%ld of %s times %.3g^0.3271, as a power of two",
                                                  like.training.global_batch_size, source.c_str(), ratio);
   const double longer = static_cast<double>(config.training.steps) / steps_before;

@@ -17,6 +17,8 @@
 namespace dtopp::plan {
 namespace {
 
+using models::checked_product, models::checked_round, models::checked_sum;
+
 constexpr double kFloatBytes = 4;
 constexpr double kDoubleBytes = 8;
 constexpr double kCountBytes = 16;  // two int64
@@ -46,9 +48,6 @@ EdpGroups edp_groups(const distributed::ParallelDims& dims) {
   const double local = here * nodes / static_cast<double>(dims.nodes);
   return {{here, std::min(here, local)}, {nodes, 1}};
 }
-
-// An all-reduce sends its bytes twice: as partial sums and as results.
-SentBytes all_reduce(const Group& group, double bytes) { return exchange(group, 2 * bytes); }
 
 // How the micro-batches of a step are distributed.
 struct Shares {
@@ -187,22 +186,7 @@ void add_rows(const config::RunConfig& config, const models::Model& model, const
   communication.combine = exchange(ep_group, 2 * rows * row);
 }
 
-}  // namespace
-
-double expected_ranks(int64_t experts, int64_t ranks, double active) {
-  const int64_t others = experts - experts / ranks;
-  const auto none = [&](int64_t drawn) {  // probability that none of a rank's experts is among the drawn ones
-    double probability = 1;
-    for (int64_t i = 0; i < drawn; ++i)
-      probability *= static_cast<double>(std::max<int64_t>(0, others - i)) / static_cast<double>(experts - i);
-    return probability;
-  };
-  const auto whole = static_cast<int64_t>(active);
-  const double missed =
-      std::lerp(none(whole), none(std::min(whole + 1, experts)), active - static_cast<double>(whole));
-  return static_cast<double>(ranks) * (1 - missed);
-}
-
+// `dims` must have passed check_dims. `width` is bytes per element in the compute precision.
 Communication plan_communication(const config::RunConfig& config, const models::Model& model,
                                  const distributed::ParallelDims& dims, double active_experts,
                                  uint64_t width) {
@@ -230,20 +214,10 @@ Communication plan_communication(const config::RunConfig& config, const models::
     result.rows_per_token = expected_ranks(config.model.num_experts, dims.ep_size, active_experts);
     add_rows(config, model, ep_group, shares, element, result);
   }
-  result.step = all_reduce(all, kDoubleBytes * count_step_numbers(config, model, dims));
+  // An all-reduce sends its bytes twice: as partial sums and as results.
+  result.step = exchange(all, 2 * (kDoubleBytes * count_step_numbers(config, model, dims)));
   return result;
 }
-
-std::vector<CollectiveBytes> by_collective(const Communication& communication) {
-  const auto rounded = [](const char* name, const SentBytes& sent) {
-    return CollectiveBytes{name, models::checked_round(sent.inside), models::checked_round(sent.between)};
-  };
-  return {rounded("reduce_scatter", communication.ep_gradients + communication.edp_gradients),
-          rounded("gather", communication.parameters), rounded("dispatch", communication.dispatch),
-          rounded("combine", communication.combine), rounded("step", communication.step)};
-}
-
-namespace {
 
 constexpr uint64_t kFloat = 4;  // bytes
 constexpr uint64_t kBfloat16 = 2;
@@ -258,10 +232,6 @@ double possible_experts(const config::RunConfig& config, double experts) {
   if (config.model.is_dense()) return 0;
   return std::clamp(experts, config.model.zero_experts > 0 ? 0.0 : 1.0,
                     static_cast<double>(config.model.num_experts));
-}
-
-double mean_active_experts(const config::RunConfig& config) {
-  return possible_experts(config, config::mean_experts_of_run(config.routing));
 }
 
 // The mean number of experts per token of the step that needs most memory. The logits of a new model are
@@ -295,9 +265,8 @@ Counts count_parameters(const models::Model& model, const config::OptimizerConfi
     const uint64_t held = spec.role == parameters::ParameterRole::kExpert
                               ? count / static_cast<uint64_t>(expert_parallel)
                               : count;
-    counts.all = models::checked_sum({counts.all, count});
-    counts.slots =
-        models::checked_sum({counts.slots, models::checked_product({count, optimizer->slots(spec).size()})});
+    counts.all = checked_sum({counts.all, count});
+    counts.slots = checked_sum({counts.slots, checked_product({count, optimizer->slots(spec).size()})});
     counts.optimizer_flops += optimizer->flops(spec);
     counts.held += held;
     counts.largest = std::max(counts.largest, count);
@@ -325,7 +294,6 @@ Counts count_parameters(const models::Model& model, const config::OptimizerConfi
   return counts;
 }
 
-// The inputs of the memory count.
 struct Subject {
   const config::RunConfig& config;
   const models::Model& model;
@@ -358,20 +326,18 @@ uint64_t exchange_buffers(const Subject& subject, uint64_t width) {
   if (subject.dims.world_size > 1) {
     const uint64_t held = subject.counts.held;
     const auto bucket = static_cast<uint64_t>(distributed::bucket_elements(static_cast<int64_t>(held)));
-    bytes =
-        models::checked_product({2, kFloat, std::min(held, std::max(subject.counts.largest_held, bucket))});
+    bytes = checked_product({2, kFloat, std::min(held, std::max(subject.counts.largest_held, bucket))});
   }
   if (subject.dims.ep_size == 1) return bytes;
   const config::ModelConfig& model = subject.config.model;
   const double rows = expected_ranks(model.num_experts, subject.dims.ep_size, subject.most_active_experts) *
                       static_cast<double>(subject.config.training.micro_batch_size) *
                       static_cast<double>(subject.model.tokens_per_sample);
-  const auto row =
-      static_cast<double>(models::checked_product({static_cast<uint64_t>(model.hidden_size), width}));
+  const auto row = static_cast<double>(checked_product({static_cast<uint64_t>(model.hidden_size), width}));
   const auto gates = static_cast<double>(kFloat) * static_cast<double>(model.num_experts) /
                      static_cast<double>(subject.dims.ep_size);
   const auto layers = static_cast<double>(subject.model.num_routed_layers);
-  return models::checked_sum({bytes, models::checked_round(rows * (layers * (row + gates) + 2 * row))});
+  return checked_sum({bytes, checked_round(rows * (layers * (row + gates) + 2 * row))});
 }
 
 uint64_t bytes_of(const std::vector<models::MemoryPart>& parts, std::string_view name) {
@@ -385,10 +351,10 @@ void add_task_model(const Subject& subject, std::vector<models::MemoryPart>& par
   const config::ValidationConfig& validation = subject.config.validation;
   if (subject.dims.world_size == 1 || validation.every == 0) return;
   if (validation.tasks.empty() && validation.samples == 0) return;
-  const uint64_t model = models::checked_product({subject.counts.all, kFloat});
+  const uint64_t model = checked_product({subject.counts.all, kFloat});
   const uint64_t free_then =
-      models::checked_sum({bytes_of(parts, "gradients"), bytes_of(parts, "micro_batch_gradients"),
-                           bytes_of(parts, "activations")});
+      checked_sum({bytes_of(parts, "gradients"), bytes_of(parts, "micro_batch_gradients"),
+                   bytes_of(parts, "activations")});
   if (model > free_then) parts.push_back({"task_model", model - free_then});
 }
 
@@ -401,40 +367,39 @@ std::vector<models::MemoryPart> plan_memory(const Subject& subject, config::Prec
       models::model_costs(subject.config.model, {training.micro_batch_size, subject.most_active_experts,
                                                  bf16 ? kBfloat16 : kFloat, cuda, training.recompute});
   const auto n = static_cast<uint64_t>(subject.dims.world_size);
-  const uint64_t masters = (models::checked_product({counts.all, kFloat}) + n - 1) / n;
+  const uint64_t masters = (checked_product({counts.all, kFloat}) + n - 1) / n;
   // In fp32, a rank computes with its own main parameters, and needs copies only of those that other ranks
   // keep.
   const uint64_t in_fp32 = bf16 ? counts.fp32 : counts.held;
   const uint64_t kept_in_fp32 = bf16 ? counts.fp32 / n : counts.all / n;
-  const uint64_t copies = models::checked_sum({models::checked_product({counts.held - in_fp32, kBfloat16}),
-                                               models::checked_product({in_fp32 - kept_in_fp32, kFloat})});
+  const uint64_t copies = checked_sum({checked_product({counts.held - in_fp32, kBfloat16}),
+                                       checked_product({in_fp32 - kept_in_fp32, kFloat})});
   const bool several = subject.communication.micro_steps > 1;
   // One parameter's gradient at a time, before it is added. With parallel.reproducible, a rank forms its
   // experts' gradients separately for the rows of each rank of the EP group, to follow the tree over
   // micro-batches.
   const bool by_rank = subject.config.parallel.reproducible;
   const uint64_t micro_gradients =
-      bf16 || several ? models::checked_product(
-                            {by_rank ? counts.largest : counts.largest_held, bf16 ? kBfloat16 : kFloat})
-                      : 0;
-  const uint64_t arising =
-      several ? micro_gradients : models::checked_product({summed_elements(subject), kFloat});
+      bf16 || several
+          ? checked_product({by_rank ? counts.largest : counts.largest_held, bf16 ? kBfloat16 : kFloat})
+          : 0;
+  const uint64_t arising = several ? micro_gradients : checked_product({summed_elements(subject), kFloat});
   // On a CUDA device the allocator splits blocks for later tensors. The first layer's activations are
   // released only after all gradients exist.
-  const uint64_t workspace = models::checked_sum({costs.workspace, costs.recomputed});
-  const uint64_t later = cuda ? arising : models::checked_sum({arising, workspace});
+  const uint64_t workspace = checked_sum({costs.workspace, costs.recomputed});
+  const uint64_t later = cuda ? arising : checked_sum({arising, workspace});
   const uint64_t reused =
       std::min(later, cuda ? costs.activations - costs.first_layer
-                           : models::checked_round(kReusedShare * static_cast<double>(costs.activations)));
+                           : checked_round(kReusedShare * static_cast<double>(costs.activations)));
   // With recomputation few activations are stored. The workspace then takes the memory that the loss has
   // released, too (measured).
   const bool takes_loss = !cuda && training.recompute != config::Recompute::kNone;
   const uint64_t released = takes_loss ? std::min({costs.released, later - reused, workspace}) : 0;
   std::vector<models::MemoryPart> parts = {
       {"parameters", masters},
-      {"optimizer_moments", (models::checked_product({counts.slots, kFloat}) + n - 1) / n},
+      {"optimizer_moments", (checked_product({counts.slots, kFloat}) + n - 1) / n},
       {"average", subject.model.ema_decay > 0 ? masters : 0},
-      {"gradients", models::checked_product({gradient_sums(subject), summed_elements(subject), kFloat})},
+      {"gradients", checked_product({gradient_sums(subject), summed_elements(subject), kFloat})},
       {"compute_copies", copies},
       {"micro_batch_gradients", micro_gradients},
       {"activations", costs.activations - reused},
@@ -448,9 +413,32 @@ std::vector<models::MemoryPart> plan_memory(const Subject& subject, config::Prec
 
 }  // namespace
 
+double expected_ranks(int64_t experts, int64_t ranks, double active) {
+  const int64_t others = experts - experts / ranks;
+  const auto none = [&](int64_t drawn) {  // probability that none of a rank's experts is among the drawn ones
+    double probability = 1;
+    for (int64_t i = 0; i < drawn; ++i)
+      probability *= static_cast<double>(std::max<int64_t>(0, others - i)) / static_cast<double>(experts - i);
+    return probability;
+  };
+  const auto whole = static_cast<int64_t>(active);
+  const double missed =
+      std::lerp(none(whole), none(std::min(whole + 1, experts)), active - static_cast<double>(whole));
+  return static_cast<double>(ranks) * (1 - missed);
+}
+
+std::vector<CollectiveBytes> by_collective(const Communication& communication) {
+  const auto rounded = [](const char* name, const SentBytes& sent) {
+    return CollectiveBytes{name, checked_round(sent.inside), checked_round(sent.between)};
+  };
+  return {rounded("reduce_scatter", communication.ep_gradients + communication.edp_gradients),
+          rounded("gather", communication.parameters), rounded("dispatch", communication.dispatch),
+          rounded("combine", communication.combine), rounded("step", communication.step)};
+}
+
 uint64_t Plan::memory_bytes() const {
   uint64_t total = 0;
-  for (const models::MemoryPart& part : memory) total = models::checked_sum({total, part.bytes});
+  for (const models::MemoryPart& part : memory) total = checked_sum({total, part.bytes});
   return total;
 }
 
@@ -471,18 +459,18 @@ Plan make_plan(const config::RunConfig& config, const distributed::ParallelDims&
       dims,   device};
   const Counts& counts = subject.counts;
   Plan plan;
-  plan.active_experts = mean_active_experts(config);
+  plan.active_experts = possible_experts(config, config::mean_experts_of_run(config.routing));
   plan.parameters = counts.all;
   const double share =
       config.model.is_dense() ? 1.0 : plan.active_experts / static_cast<double>(config.model.num_experts);
-  const uint64_t active_experts = models::checked_round(static_cast<double>(counts.experts) * share);
+  const uint64_t active_experts = checked_round(static_cast<double>(counts.experts) * share);
   plan.active_parameters = counts.all - counts.experts + active_experts;
   const uint64_t conditioning = counts.conditioning / static_cast<uint64_t>(model.tokens_per_sample);
   const models::StepCosts costs = models::model_costs(
       config.model, {training.micro_batch_size, plan.active_experts, kFloat, false, training.recompute});
-  plan.flops_per_token = models::checked_sum(
-      {models::checked_product({6, models::checked_sum({counts.multiplied, active_experts, conditioning})}),
-       costs.attention_flops});
+  plan.flops_per_token =
+      checked_sum({checked_product({6, checked_sum({counts.multiplied, active_experts, conditioning})}),
+                   costs.attention_flops});
   const auto num_experts = static_cast<uint64_t>(config.model.num_experts);
   plan.flops_per_expert = config.model.is_dense() ? 0 : 6 * (counts.experts / num_experts);
   plan.fixed_flops_per_token = plan.flops_per_token - 6 * active_experts;
@@ -490,12 +478,12 @@ Plan make_plan(const config::RunConfig& config, const distributed::ParallelDims&
   plan.recomputed_flops_per_token = costs.recomputed_flops;
   plan.optimizer_flops = counts.optimizer_flops;
 
-  plan.tokens_per_step = models::checked_product(
+  plan.tokens_per_step = checked_product(
       {static_cast<uint64_t>(training.global_batch_size), static_cast<uint64_t>(model.tokens_per_sample)});
   plan.micro_batch_size = training.micro_batch_size;
   plan.dims = dims;
-  plan.checkpoint_bytes = models::checked_product(
-      {kFloat, models::checked_sum({counts.all, counts.slots, model.ema_decay > 0 ? counts.all : 0})});
+  plan.checkpoint_bytes = checked_product(
+      {kFloat, checked_sum({counts.all, counts.slots, model.ema_decay > 0 ? counts.all : 0})});
   std::vector<config::Precision> precisions = {training.precision};
   if (training.precision == config::Precision::kAuto) {
     precisions = {config::Precision::kBf16};
@@ -513,8 +501,8 @@ Plan make_plan(const config::RunConfig& config, const distributed::ParallelDims&
     if (saving.asynchronous != config::Asynchronous::kFalse && saving.every > 0 &&
         saving.every < training.steps)
       other.snapshot_bytes =
-          models::checked_sum({other.memory_bytes("parameters"), other.memory_bytes("optimizer_moments"),
-                               other.memory_bytes("average")});
+          checked_sum({other.memory_bytes("parameters"), other.memory_bytes("optimizer_moments"),
+                       other.memory_bytes("average")});
     if (plan.memory.empty() || other.memory_bytes() > plan.memory_bytes()) plan = other;
   }
   return plan;

@@ -53,11 +53,6 @@ struct Communication {
   SentBytes step;  // the values of the step, 2 (n - 1) / n 8 each
 };
 
-// `dims` must have passed check_dims. `width` is bytes per element in the compute precision.
-Communication plan_communication(const config::RunConfig& config, const models::Model& model,
-                                 const distributed::ParallelDims& dims, double active_experts,
-                                 uint64_t width);
-
 // The bytes under the names of the collectives (distributed/counting_collectives.h), rounded.
 struct CollectiveBytes {
   std::string name;

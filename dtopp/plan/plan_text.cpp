@@ -3,7 +3,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/config/config.h"
 #include "dtopp/plan/plan.h"
@@ -20,6 +19,8 @@ std::string with_unit(double value) {
   }
   return format(unit == 0 ? "%.0f%s" : "%.3f%s", value, kUnits[unit]);
 }
+
+std::string bytes(uint64_t count) { return format_bytes(static_cast<double>(count)); }
 
 // "optimizer moments" for optimizer_moments, the name in --json.
 std::string words(std::string name) {
@@ -61,25 +62,18 @@ std::string precision_text(const Plan& plan) {
 std::string memory_rows(const Plan& plan) {
   std::string text = std::string("memory") + (plan.dims.world_size > 1 ? " of each rank" : "") + "\n";
   for (const models::MemoryPart& part : plan.memory) {
-    if (part.bytes > 0) text += row("  " + words(part.name), format_bytes(static_cast<double>(part.bytes)));
+    if (part.bytes > 0) text += row("  " + words(part.name), bytes(part.bytes));
   }
-  text += row("  total", format_bytes(static_cast<double>(plan.memory_bytes())),
+  text += row("  total", bytes(plan.memory_bytes()),
               "micro-batch " + std::to_string(plan.micro_batch_size) + ", " + precision_text(plan));
   if (plan.snapshot_bytes == 0) return text;
-  return text + row("  checkpoint snapshot", format_bytes(static_cast<double>(plan.snapshot_bytes)),
+  return text + row("  checkpoint snapshot", bytes(plan.snapshot_bytes),
                     "in addition, of the host: checkpoint.asynchronous");
 }
 
-std::string bytes(uint64_t count) { return format_bytes(static_cast<double>(count)); }
-
 // Totals over all collectives, each of which is rounded.
-struct TotalBytes {
-  uint64_t inside = 0, between = 0;
-  uint64_t total() const { return inside + between; }
-};
-
-TotalBytes sent_bytes(const Plan& plan) {
-  TotalBytes total;
+CollectiveBytes sent_bytes(const Plan& plan) {
+  CollectiveBytes total{"total"};
   for (const CollectiveBytes& sent : by_collective(plan.communication)) {
     total.inside += sent.inside;
     total.between += sent.between;
@@ -92,7 +86,7 @@ std::string sent_rows(const Plan& plan) {
     return format("%-24s%14s%16s\n", name.c_str(), inside.c_str(), between.c_str());
   };
   std::string text = columns("sent per step, mean rank", "inside nodes", "between nodes");
-  const TotalBytes total = sent_bytes(plan);
+  const CollectiveBytes total = sent_bytes(plan);
   for (const CollectiveBytes& sent : by_collective(plan.communication)) {
     if (sent.inside + sent.between > 0)
       text += columns("  " + words(sent.name), bytes(sent.inside), bytes(sent.between));
@@ -184,72 +178,6 @@ nlohmann::ordered_json alternatives_json(const PlanContext& context) {
   return list;
 }
 
-}  // namespace
-
-std::string plan_table(const Plan& plan, const config::RunConfig& config, const PlanContext& context) {
-  std::string text = config.name.empty() ? "" : config.name + "\n";
-  text += arithmetic_rows(plan, config) + memory_rows(plan);
-  if (context.device) {
-    text += row(context.device->name, bytes(context.device->memory_bytes),
-                plan.memory_bytes() <= context.device->memory_bytes ? "fits" : "does not fit");
-    text += row("largest micro-batch",
-                context.largest_micro_batch ? std::to_string(*context.largest_micro_batch) : "none",
-                format("that leaves %.0f %% free", 100 * kSpareMemory));
-  }
-  if (plan.dims.world_size > 1) text += sent_rows(plan);
-  if (context.device && context.device->rates) text += time_rows(plan, *context.device->rates);
-  if (context.alternatives.size() > 1) text += alternative_rows(context);
-  return text;
-}
-
-std::string plan_json(const Plan& plan, const PlanContext& context) {
-  nlohmann::ordered_json json;
-  json["parameters"] = plan.parameters;
-  json["active_parameters"] = plan.active_parameters;
-  json["flops_per_token"] = plan.flops_per_token;
-  json["tokens_per_step"] = plan.tokens_per_step;
-  json["optimizer_flops_per_step"] = plan.optimizer_flops;
-  for (const models::MemoryPart& part : plan.memory) json["memory_bytes"][part.name] = part.bytes;
-  json["memory_bytes"]["total"] = plan.memory_bytes();
-  json["checkpoint_snapshot_bytes"] = plan.snapshot_bytes;
-  json["ranks"] = plan.dims.world_size;
-  json["nodes"] = plan.dims.nodes;
-  json["expert_parallel"] = plan.dims.ep_size;
-  json["rows_per_token"] = plan.communication.rows_per_token;
-  json["wire_bytes"] = wire_json(plan);
-  json["wire_bytes_per_step"] = sent_bytes(plan).total();
-  const std::optional<StepTime> time = time_of(plan, context.device);
-  json["step_seconds"] = seconds_json(time);
-  if (time) {
-    json["step_seconds_by_part"] = {{"compute", time->compute},
-                                    {"gradients", time->gradients},
-                                    {"parameters", time->parameters},
-                                    {"rows", time->rows},
-                                    {"update", time->update}};
-    json["mfu"] = time->mfu;
-    json["assumed"] = assumed_json(plan, *context.device->rates);
-  }
-  if (context.device) {
-    json["device"] = context.device->name;
-    json["device_memory_bytes"] = context.device->memory_bytes;
-    json["fits"] = plan.memory_bytes() <= context.device->memory_bytes;
-    json["largest_micro_batch"] = nullptr;
-    if (context.largest_micro_batch) json["largest_micro_batch"] = *context.largest_micro_batch;
-  }
-  if (context.alternatives.size() > 1) {
-    json["alternatives"] = alternatives_json(context);
-    if (context.device) {
-      const Recommendation best = recommend(context.alternatives, *context.device);
-      json["recommended"] = {{"expert_parallel", best.expert_parallel}, {"reason", best.reason}};
-    }
-  }
-  return dump_json(json);
-}
-
-// Derives advice from plans: the largest micro-batch that fits, and remedies for a lack of memory.
-
-namespace {
-
 // The largest micro-batch size for which the plan's memory would be available; 0: none. Activations and
 // workspace are proportional to it.
 uint64_t fitting_micro_batch(const Plan& plan, uint64_t available) {
@@ -288,6 +216,67 @@ std::string remedy_for_activations(const config::RunConfig& config, const Plan& 
 
 }  // namespace
 
+std::string plan_table(const Plan& plan, const config::RunConfig& config, const PlanContext& context) {
+  std::string text = config.name.empty() ? "" : config.name + "\n";
+  text += arithmetic_rows(plan, config) + memory_rows(plan);
+  if (context.device) {
+    text += row(context.device->name, bytes(context.device->memory_bytes),
+                plan.memory_bytes() <= context.device->memory_bytes ? "fits" : "does not fit");
+    text += row("largest micro-batch",
+                context.largest_micro_batch ? std::to_string(*context.largest_micro_batch) : "none",
+                format("that leaves %.0f %% free", 100 * kSpareMemory));
+  }
+  if (plan.dims.world_size > 1) text += sent_rows(plan);
+  if (context.device && context.device->rates) text += time_rows(plan, *context.device->rates);
+  if (context.alternatives.size() > 1) text += alternative_rows(context);
+  return text;
+}
+
+std::string plan_json(const Plan& plan, const PlanContext& context) {
+  nlohmann::ordered_json json;
+  json["parameters"] = plan.parameters;
+  json["active_parameters"] = plan.active_parameters;
+  json["flops_per_token"] = plan.flops_per_token;
+  json["tokens_per_step"] = plan.tokens_per_step;
+  json["optimizer_flops_per_step"] = plan.optimizer_flops;
+  for (const models::MemoryPart& part : plan.memory) json["memory_bytes"][part.name] = part.bytes;
+  json["memory_bytes"]["total"] = plan.memory_bytes();
+  json["checkpoint_snapshot_bytes"] = plan.snapshot_bytes;
+  json["ranks"] = plan.dims.world_size;
+  json["nodes"] = plan.dims.nodes;
+  json["expert_parallel"] = plan.dims.ep_size;
+  json["rows_per_token"] = plan.communication.rows_per_token;
+  json["wire_bytes"] = wire_json(plan);
+  const CollectiveBytes sent = sent_bytes(plan);
+  json["wire_bytes_per_step"] = sent.inside + sent.between;
+  const std::optional<StepTime> time = time_of(plan, context.device);
+  json["step_seconds"] = seconds_json(time);
+  if (time) {
+    json["step_seconds_by_part"] = {{"compute", time->compute},
+                                    {"gradients", time->gradients},
+                                    {"parameters", time->parameters},
+                                    {"rows", time->rows},
+                                    {"update", time->update}};
+    json["mfu"] = time->mfu;
+    json["assumed"] = assumed_json(plan, *context.device->rates);
+  }
+  if (context.device) {
+    json["device"] = context.device->name;
+    json["device_memory_bytes"] = context.device->memory_bytes;
+    json["fits"] = plan.memory_bytes() <= context.device->memory_bytes;
+    json["largest_micro_batch"] = nullptr;
+    if (context.largest_micro_batch) json["largest_micro_batch"] = *context.largest_micro_batch;
+  }
+  if (context.alternatives.size() > 1) {
+    json["alternatives"] = alternatives_json(context);
+    if (context.device) {
+      const Recommendation best = recommend(context.alternatives, *context.device);
+      json["recommended"] = {{"expert_parallel", best.expert_parallel}, {"reason", best.reason}};
+    }
+  }
+  return dump_json(json);
+}
+
 std::optional<int64_t> largest_micro_batch(config::RunConfig config, const distributed::ParallelDims& dims,
                                            config::Device device, uint64_t memory) {
   const int64_t batch = config.training.global_batch_size;
@@ -313,9 +302,8 @@ void require_memory(const config::RunConfig& config, const Plan& plan, config::D
                                               : "set validation.tasks to [], or ") +
              remedy;
   remedy += remedy_for_activations(config, plan, device, available);
-  throw ResourceError("this run needs about ", format_bytes(static_cast<double>(needed)), " of memory and ",
-                      format_bytes(static_cast<double>(available)), " are available; ", remedy,
-                      " (`dtopp plan` shows the parts)");
+  throw ResourceError("this run needs about ", bytes(needed), " of memory and ", bytes(available),
+                      " are available; ", remedy, " (`dtopp plan` shows the parts)");
 }
 
 }  // namespace dtopp::plan

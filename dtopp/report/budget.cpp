@@ -3,13 +3,10 @@
 
 #include "dtopp/report/numbers.h"
 #include "dtopp/report/sections.h"
-#include "dtopp/runs/run_history.h"
 #include "dtopp/study/statistics.h"
 
 namespace dtopp::report {
 namespace {
-
-using namespace report_text;
 
 constexpr char kCount[] = "moe/active_experts";
 constexpr char kTokenDeviation[] = "moe/token_mean_std";
@@ -24,16 +21,12 @@ std::optional<double> budget_of(const config::RunConfig& config) {
   return config::mean_experts(routing);
 }
 
-std::string deviation_metric(const ReportInput& input) {
-  return any_run_has(input, kTokenDeviation) ? kTokenDeviation : kPairDeviation;
-}
-
 ReportChart count_chart(RunDrawing& drawing) {
   const ReportInput& input = drawing.input;
   ReportChart chart{"Active experts per token", "mean over tokens and layers"};
   // The bands of many runs would hide each other.
   const bool has_bands = input.runs.size() <= 4;
-  const std::string deviation = deviation_metric(input);
+  const std::string deviation = any_run_has(input, kTokenDeviation) ? kTokenDeviation : kPairDeviation;
   chart.lines = drawing.lines(kCount, {.band = has_bands ? deviation : ""});
   for (size_t run = 0; run < input.runs.size(); ++run) {
     if (const auto target = budget_of(input.runs[run].config))
@@ -83,22 +76,19 @@ ReportChart deviation_chart(RunDrawing& drawing) {
 
 // Returns a map with one row per range of counts. Ranges above the largest count are left out.
 std::optional<ReportHeatMap> shares_map(RunDrawing& drawing, size_t run) {
-  std::vector<const runs::Series*> rows;
-  std::vector<std::string> names;
+  NamedSeries rows;
   for (const runs::CountRange& range : runs::count_ranges(drawing.input.runs[run].config.model.num_experts)) {
     const runs::Series* shares = find_series(drawing.input.runs[run], range.metric());
     if (shares == nullptr) return std::nullopt;
-    rows.push_back(shares);
-    names.push_back(range.name());
+    rows.emplace_back(range.name(), shares);
   }
   const auto is_zero = [](const runs::Series* row) {
     return std::ranges::none_of(row->values, [](double share) { return share > 0; });
   };
-  while (!rows.empty() && is_zero(rows.back())) rows.pop_back();
-  names.resize(rows.size());
+  while (!rows.empty() && is_zero(rows.back().second)) rows.pop_back();
   if (rows.empty()) return std::nullopt;
   return drawing.heat_map(run, "shares", "Share of tokens by their number of experts, over training",
-                          "experts", rows, names);
+                          "experts", rows);
 }
 
 struct Budget {

@@ -1,7 +1,5 @@
 #include <algorithm>
-#include <map>
 #include <set>
-#include <stdexcept>
 
 #include "dtopp/config/config.h"
 #include "dtopp/report/numbers.h"
@@ -10,8 +8,6 @@
 
 namespace dtopp::report {
 namespace {
-
-using namespace report_text;
 
 constexpr std::string_view kTask = "eval/";
 constexpr std::string_view kAccuracy = "/accuracy";
@@ -90,14 +86,6 @@ std::vector<Scores> scores_of(const ReportRun& run, const std::vector<std::strin
   return columns;
 }
 
-std::string paper_score(const std::string& task, size_t model) {
-  try {
-    return fixed(tasks::paper_results(task)[model], 1);
-  } catch (const std::out_of_range&) {
-    return "–";  // the paper has no result for this task
-  }
-}
-
 ReportTable benchmark_table(const ReportInput& input, const std::vector<std::string>& tasks) {
   ReportTable table{"Benchmarks, accuracy in percent", {"task"}};
   std::vector<Scores> columns;
@@ -112,8 +100,9 @@ ReportTable benchmark_table(const ReportInput& input, const std::vector<std::str
       const auto score = column.by_task.find(task);
       row.push_back(score == column.by_task.end() ? "–" : score->second);
     }
+    const auto paper = tasks::paper_results(task);
     for (size_t model = 0; model < tasks::kPaperModels.size(); ++model)
-      row.push_back(paper_score(task, model));
+      row.push_back(paper ? fixed(paper->at(model), 1) : "–");
     table.rows.push_back(std::move(row));
   }
   table.note =
@@ -146,30 +135,6 @@ std::string sentence_of_study(const ReportInput& input) {
     text += (text.back() == ':' ? " " : ", ") + whole(static_cast<int64_t>(n)) + " " + status;
   return text + ".";
 }
-
-}  // namespace
-
-std::optional<ReportSection> compared_section(RunDrawing& drawing) {
-  const ReportInput& input = drawing.input;
-  ReportSection section{"compared", "Compared"};
-  section.blocks = difference_blocks(input);
-  if (!input.study_runs.empty()) section.answers.push_back(sentence_of_study(input));
-  std::ranges::move(curve_blocks(drawing), std::back_inserter(section.blocks));
-  if (input.groups.size() > 1) {
-    if (auto table = configuration_table(input)) section.blocks.push_back({std::move(*table)});
-  }
-  const std::vector<std::string> tasks = tasks_of(input);
-  if (!tasks.empty()) section.blocks.push_back({benchmark_table(input, tasks)});
-  add_chart(section.blocks, sweep_chart(drawing));
-  for (const std::string& task : tasks)
-    add_chart(section.blocks, {task, "accuracy", drawing.lines(accuracy_of(task), {.marks = true})});
-  if (section.blocks.empty()) return std::nullopt;
-  return section;
-}
-
-namespace {
-
-using namespace report_text;
 
 std::string probability(const std::optional<double>& p) {
   if (!p) return "–";
@@ -221,6 +186,24 @@ ReportTable table_of(const std::string& measure, const std::vector<study::StudyR
 }
 
 }  // namespace
+
+std::optional<ReportSection> compared_section(RunDrawing& drawing) {
+  const ReportInput& input = drawing.input;
+  ReportSection section{"compared", "Compared"};
+  section.blocks = difference_blocks(input);
+  if (!input.study_runs.empty()) section.answers.push_back(sentence_of_study(input));
+  std::ranges::move(curve_blocks(drawing), std::back_inserter(section.blocks));
+  if (input.groups.size() > 1) {
+    if (auto table = configuration_table(input)) section.blocks.push_back({std::move(*table)});
+  }
+  const std::vector<std::string> tasks = tasks_of(input);
+  if (!tasks.empty()) section.blocks.push_back({benchmark_table(input, tasks)});
+  add_chart(section.blocks, sweep_chart(drawing));
+  for (const std::string& task : tasks)
+    add_chart(section.blocks, {task, "accuracy", drawing.lines(accuracy_of(task), {.marks = true})});
+  if (section.blocks.empty()) return std::nullopt;
+  return section;
+}
 
 std::vector<ReportBlock> difference_blocks(const ReportInput& input) {
   std::vector<ReportBlock> blocks;

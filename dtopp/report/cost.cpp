@@ -8,8 +8,6 @@
 namespace dtopp::report {
 namespace {
 
-using namespace report_text;
-
 double of(const ReportRun& run, const std::string& metric, double (*summary)(const runs::Series&)) {
   const runs::Series* series = find_series(run, metric);
   return series != nullptr ? summary(*series) : std::nan("");
@@ -55,7 +53,7 @@ ReportTable cost_table(const ReportInput& input) {
          scaled(of(run, "throughput/tokens_per_second", median)), percent(of(run, "throughput/mfu", median)),
          percent(of(run, "throughput/data_share", mean_of_all)),
          percent(of(run, "comm/exposed_share", mean_of_all)), bytes(of(run, "memory/peak_bytes", highest)),
-         run.cost && is_alone ? bytes(run.cost->memory_bytes) : "–"});
+         run.planned_bytes && is_alone ? bytes(*run.planned_bytes) : "–"});
   }
   table.note =
       "Time: from the first to the last logged step, including pauses and validations. Tokens per second and "
@@ -66,9 +64,9 @@ ReportTable cost_table(const ReportInput& input) {
 
 ReportChart memory_chart(RunDrawing& drawing) {
   ReportChart chart{"Memory", "bytes", drawing.lines("memory/resident_bytes")};
-  if (drawing.input.runs.size() == 1 && drawing.input.runs[0].cost &&
-      find_series(drawing.input.runs[0], "comm/bytes") == nullptr)
-    chart.levels.push_back({drawing.input.runs[0].cost->memory_bytes, "by plan"});
+  const ReportRun& run = drawing.input.runs[0];
+  if (drawing.input.runs.size() == 1 && run.planned_bytes && find_series(run, "comm/bytes") == nullptr)
+    chart.levels.push_back({*run.planned_bytes, "by plan"});
   chart.from_zero = chart.exact = true;
   return chart;
 }

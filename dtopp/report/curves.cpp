@@ -1,7 +1,5 @@
-#include <algorithm>
 #include <array>
 #include <cmath>
-#include <vector>
 
 #include "dtopp/report/numbers.h"
 #include "dtopp/report/sections.h"
@@ -35,7 +33,7 @@ ReportChart curves_chart(RunDrawing& drawing, const Axis& axis, const std::strin
     const std::string column = "curve " + curve.row + " " + measure + " " + axis.name;
     std::vector<double> x = curve.x;
     for (double& value : x) value /= axis.unit;
-    ReportLine line{*run, curve.row + ", mean of " + report_text::count_of(curve.n, "seed")};
+    ReportLine line{*run, curve.row + ", mean of " + count_of(curve.n, "seed")};
     line.of_many = true;
     line.x = drawing.columns.add_exact(column + " x", x);
     line.y = drawing.columns.add(column, curve.mean);
@@ -44,51 +42,6 @@ ReportChart curves_chart(RunDrawing& drawing, const Axis& axis, const std::strin
   }
   return chart;
 }
-
-}  // namespace
-
-std::vector<ReportBlock> curve_blocks(RunDrawing& drawing) {
-  std::vector<std::string> measures;
-  for (const study::StudyCurve& curve : drawing.input.curves) {
-    if (std::ranges::find(measures, curve.measure) == measures.end()) measures.push_back(curve.measure);
-  }
-  ReportChoice choice{"curves", "At equal", {}};
-  for (const Axis& axis : kAxes) {
-    ReportOption option{axis.label, {}};
-    for (const std::string& measure : measures) {
-      add_chart(option.blocks, curves_chart(drawing, axis, measure));
-    }
-    if (!option.blocks.empty()) choice.options.push_back(std::move(option));
-  }
-  if (choice.options.empty()) return {};
-  return {{std::move(choice)}};
-}
-
-using namespace report_text;
-
-std::optional<ReportSection> samples_section(RunDrawing& drawing) {
-  ReportSection section{"samples", "Samples"};
-  ReportTable texts{"Newest texts", {"run", "step", "text"}};
-  texts.note = "Before the bar: an opening from held-out data. After it: what the model wrote.";
-  for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
-    const auto& samples = drawing.input.runs[run].samples;
-    if (!samples) continue;
-    const int id = static_cast<int>(run);
-    for (const std::string& text : samples->texts)
-      texts.rows.push_back({RunCell{id}, whole(samples->step), "… " + text});
-    if (!samples->png.empty())
-      section.blocks.push_back({ReportPicture{"Pictures at step " + whole(samples->step), id, samples->png}});
-    else if (samples->texts.empty())
-      section.answers.push_back(samples->file.string() + " is empty, or too large to show here.");
-  }
-  if (!texts.rows.empty()) section.blocks.insert(section.blocks.begin(), {std::move(texts)});
-  if (section.blocks.empty() && section.answers.empty()) return std::nullopt;
-  return section;
-}
-
-namespace {
-
-using namespace report_text;
 
 constexpr size_t kBefore = 32;  // logged losses that a spike is compared with
 constexpr double kFactor = 8;   // times their median absolute deviation
@@ -134,6 +87,43 @@ std::vector<UnusualStep> loss_spikes(const ReportRun& run) {
 }
 
 }  // namespace
+
+std::vector<ReportBlock> curve_blocks(RunDrawing& drawing) {
+  std::vector<std::string> measures;
+  for (const study::StudyCurve& curve : drawing.input.curves) {
+    if (std::ranges::find(measures, curve.measure) == measures.end()) measures.push_back(curve.measure);
+  }
+  ReportChoice choice{"curves", "At equal", {}};
+  for (const Axis& axis : kAxes) {
+    ReportOption option{axis.label, {}};
+    for (const std::string& measure : measures) {
+      add_chart(option.blocks, curves_chart(drawing, axis, measure));
+    }
+    if (!option.blocks.empty()) choice.options.push_back(std::move(option));
+  }
+  if (choice.options.empty()) return {};
+  return {{std::move(choice)}};
+}
+
+std::optional<ReportSection> samples_section(RunDrawing& drawing) {
+  ReportSection section{"samples", "Samples"};
+  ReportTable texts{"Newest texts", {"run", "step", "text"}};
+  texts.note = "Before the bar: an opening from held-out data. After it: what the model wrote.";
+  for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
+    const auto& samples = drawing.input.runs[run].samples;
+    if (!samples) continue;
+    const int id = static_cast<int>(run);
+    for (const std::string& text : samples->texts)
+      texts.rows.push_back({RunCell{id}, whole(samples->step), "… " + text});
+    if (!samples->png.empty())
+      section.blocks.push_back({ReportPicture{"Pictures at step " + whole(samples->step), id, samples->png}});
+    else if (samples->texts.empty())
+      section.answers.push_back(samples->file.string() + " is empty, or too large to show here.");
+  }
+  if (!texts.rows.empty()) section.blocks.insert(section.blocks.begin(), {std::move(texts)});
+  if (section.blocks.empty() && section.answers.empty()) return std::nullopt;
+  return section;
+}
 
 std::optional<ReportTable> unusual_steps(const ReportInput& input) {
   ReportTable table{"Unusual steps", {"run", "step", "what", "command that shows its values"}};

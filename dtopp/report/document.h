@@ -39,8 +39,12 @@ class Columns {
   uint64_t generation() const { return generation_; }
 
   // Both return the column's id in the document. A key keeps its id. Numbers that are not finite become NaN.
-  int add(const std::string& key, std::span<const double> values);        // rounded to float32
-  int add_exact(const std::string& key, std::span<const double> values);  // float64
+  int add(const std::string& key, std::span<const double> values) {  // rounded to float32
+    return insert(key, values, ReportColumn::Kind::kFloat32);
+  }
+  int add_exact(const std::string& key, std::span<const double> values) {
+    return insert(key, values, ReportColumn::Kind::kFloat64);
+  }
 
   const std::vector<ReportColumn>& all() const { return columns_; }
   const ReportColumn& at(int id) const { return columns_.at(static_cast<size_t>(id)); }
@@ -48,7 +52,7 @@ class Columns {
   uint64_t known_to(int id, uint64_t generation) const;
 
  private:
-  int insert(const std::string& key, ReportColumn made);
+  int insert(const std::string& key, std::span<const double> values, ReportColumn::Kind kind);
 
   uint64_t generation_ = 1;
   std::map<std::string, int> ids_;

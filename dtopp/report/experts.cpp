@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -9,8 +8,6 @@
 
 namespace dtopp::report {
 namespace {
-
-using namespace report_text;
 
 void add_layers(RunDrawing& drawing, size_t run, const char* name, const char* title, ReportOption& option) {
   if (auto map = drawing.layers(run, name, title)) option.blocks.push_back({std::move(*map)});
@@ -36,21 +33,16 @@ ReportOption run_option(RunDrawing& drawing, size_t run) {
 
 // Names the layers with the most and the fewest active experts over the last tenth of the logged steps.
 std::string sentence_of_layers(const ReportRun& run) {
-  int most = -1, fewest = -1;
-  double high = 0, low = 0;
+  std::map<int, double> means;
   for (int layer = 0; layer < run.config.model.num_layers; ++layer) {
     const auto mean = study::value_of_run(run.history, format("moe/layer_%02d/active_experts", layer)).value;
-    if (!mean) continue;
-    if (most < 0 || *mean > high) {
-      most = layer;
-      high = *mean;
-    }
-    if (fewest < 0 || *mean < low) {
-      fewest = layer;
-      low = *mean;
-    }
+    if (mean) means[layer] = *mean;
   }
-  if (most < 0 || most == fewest || high - low < 1e-9) return "";
+  if (means.empty()) return "";
+  const auto by_mean = [](const auto& layer) { return layer.second; };
+  const auto [most, high] = *std::ranges::max_element(means, {}, by_mean);
+  const auto [fewest, low] = *std::ranges::min_element(means, {}, by_mean);
+  if (high - low < 1e-9) return "";
   return "Layer " + std::to_string(most) + " uses the most experts (" + fixed(high, 2) +
          " per token), layer " + std::to_string(fewest) + " the fewest (" + fixed(low, 2) + ").";
 }
@@ -103,6 +95,39 @@ ReportTable experts_table(const ReportInput& input) {
   return table;
 }
 
+std::vector<double> shares(std::vector<double> counts) {
+  const double sum = std::accumulate(counts.begin(), counts.end(), 0.0);
+  for (double& count : counts) count = sum > 0 ? count / sum : 0;
+  return counts;
+}
+
+// Returns a map with one row per layer and the x values 0, 1, ….
+ReportHeatMap map_of(RunDrawing& drawing, size_t run, const std::string& label, const std::string& key,
+                     const std::string& title, const std::string& own_x,
+                     const std::vector<std::vector<double>>& rows) {
+  ReportHeatMap map{title + ", " + label, "layer", static_cast<int>(run)};
+  const std::string column = std::to_string(run) + " measured " + key + " " + label;
+  map.own_x = own_x;
+  std::vector<double> x(rows.at(0).size());
+  std::iota(x.begin(), x.end(), 0.0);
+  map.x = drawing.columns.add_exact(column + " x", x);
+  for (size_t layer = 0; layer < rows.size(); ++layer) {
+    map.rows.push_back(std::to_string(layer));
+    map.cells.push_back(drawing.columns.add(column + " " + map.rows.back(), rows[layer]));
+  }
+  return map;
+}
+
+ReportTable kinds_table(const std::string& label, const std::vector<tasks::KindOfTokens>& kinds) {
+  ReportTable table{"Experts by kind of token, " + label,
+                    {"kind", "by", "tokens", "experts per token", "standard deviation"}};
+  for (const tasks::KindOfTokens& kind : kinds) {
+    table.rows.push_back({kind.kind, kind.by, whole(static_cast<int64_t>(kind.tokens)), fixed(kind.mean, 3),
+                          fixed(kind.deviation, 3)});
+  }
+  return table;
+}
+
 }  // namespace
 
 std::optional<ReportSection> experts_section(RunDrawing& drawing) {
@@ -136,49 +161,6 @@ std::optional<ReportSection> experts_section(RunDrawing& drawing) {
   if (input.runs.size() > 1) section.blocks.push_back({experts_table(input)});
   return section;
 }
-
-namespace {
-
-using namespace report_text;
-
-std::vector<double> counted(size_t n) {
-  std::vector<double> values(n);
-  std::iota(values.begin(), values.end(), 0.0);
-  return values;
-}
-
-std::vector<double> shares(std::vector<double> counts) {
-  const double sum = std::accumulate(counts.begin(), counts.end(), 0.0);
-  for (double& count : counts) count = sum > 0 ? count / sum : 0;
-  return counts;
-}
-
-// Returns a map with one row per layer and the x values 0, 1, ….
-ReportHeatMap map_of(RunDrawing& drawing, size_t run, const std::string& label, const std::string& key,
-                     const std::string& title, const std::string& own_x,
-                     const std::vector<std::vector<double>>& rows) {
-  ReportHeatMap map{title + ", " + label, "layer", static_cast<int>(run)};
-  const std::string column = std::to_string(run) + " measured " + key + " " + label;
-  map.own_x = own_x;
-  map.x = drawing.columns.add_exact(column + " x", counted(rows.at(0).size()));
-  for (size_t layer = 0; layer < rows.size(); ++layer) {
-    map.rows.push_back(std::to_string(layer));
-    map.cells.push_back(drawing.columns.add(column + " " + map.rows.back(), rows[layer]));
-  }
-  return map;
-}
-
-ReportTable kinds_table(const std::string& label, const std::vector<tasks::KindOfTokens>& kinds) {
-  ReportTable table{"Experts by kind of token, " + label,
-                    {"kind", "by", "tokens", "experts per token", "standard deviation"}};
-  for (const tasks::KindOfTokens& kind : kinds) {
-    table.rows.push_back({kind.kind, kind.by, whole(static_cast<int64_t>(kind.tokens)), fixed(kind.mean, 3),
-                          fixed(kind.deviation, 3)});
-  }
-  return table;
-}
-
-}  // namespace
 
 std::vector<ReportBlock> activation_blocks(RunDrawing& drawing, size_t run) {
   std::vector<ReportBlock> blocks;

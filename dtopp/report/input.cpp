@@ -7,7 +7,6 @@
 #include <system_error>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/base/files.h"
 #include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/runs/run_directory.h"
 #include "dtopp/study/run_folder.h"
@@ -57,7 +56,7 @@ ReportRun read_run(const fs::path& path, const FindCost& find_cost) {
   run.history = runs::read_run_history(path / kMetricsFile);
   run.evaluations = tasks::read_evaluations(path);
   run.samples = read_samples(path / "samples");
-  run.cost = find_cost != nullptr ? find_cost(*config) : std::nullopt;
+  run.planned_bytes = find_cost != nullptr ? find_cost(*config) : std::nullopt;
   run.config = std::move(*config);
   return run;
 }
@@ -126,10 +125,6 @@ std::vector<RunGroup> group_runs(const std::vector<ReportRun>& runs) {
   return groups;
 }
 
-std::string folder_name(const fs::path& path) {
-  return without_trailing_slash(path.lexically_normal()).filename().string();
-}
-
 }  // namespace
 
 ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost& find_cost) {
@@ -157,7 +152,7 @@ ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost
     std::ranges::copy(study.rows, std::back_inserter(input.study));
     std::ranges::copy(study.curves, std::back_inserter(input.curves));
     for (const auto& [status, n] : study.by_status) input.study_runs[status] += n;
-    input.title = folder_name(path);
+    input.title = without_trailing_slash(path.lexically_normal()).filename().string();
   }
   if (input.runs.empty())
     throw UsageError(paths.at(0),

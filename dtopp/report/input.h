@@ -14,11 +14,8 @@
 #include "dtopp/tasks/evaluation_files.h"
 
 namespace dtopp::report {
-// The cost of a run that `dtopp plan` estimates.
-struct PlannedCost {
-  double memory_bytes = 0;  // peak of one process
-};
-using FindCost = std::optional<PlannedCost> (*)(const config::RunConfig&);
+// Returns the peak memory of one process of a run that `dtopp plan` estimates, in bytes.
+using FindCost = std::optional<double> (*)(const config::RunConfig&);
 
 // The newest file in a run's samples/: texts or a grid of pictures.
 struct Samples {
@@ -34,7 +31,7 @@ struct ReportRun {
   config::RunConfig config;
   runs::RunHistory history;
   tasks::Evaluations evaluations;
-  std::optional<PlannedCost> cost;
+  std::optional<double> planned_bytes;
   std::optional<Samples> samples;
   std::string study_row;  // StudyRow::name if a study made the run, else empty
 };

@@ -1,6 +1,4 @@
-#include <algorithm>
 #include <cmath>
-#include <map>
 #include <set>
 #include <tuple>
 
@@ -10,8 +8,6 @@
 
 namespace dtopp::report {
 namespace {
-
-using namespace report_text;
 
 const char* unit_of(const ReportInput& input) {
   return input.runs[0].config.model.type == config::ModelType::kLanguageModel ? "nats per token"
@@ -91,19 +87,16 @@ ReportDetails loss_terms(RunDrawing& drawing) {
 void add_noise_bands(RunDrawing& drawing, ReportSection& section) {
   ReportChoice choice{"noise", "Run", {}};
   for (size_t run = 0; run < drawing.input.runs.size(); ++run) {
-    std::vector<const runs::Series*> rows;
-    std::vector<std::string> names;
+    const ReportRun& one = drawing.input.runs[run];
+    NamedSeries rows;
     for (int band = 0; band < 10; ++band) {
-      const runs::Series* series = find_series(drawing.input.runs[run], "val/loss_t" + std::to_string(band));
+      const runs::Series* series = find_series(one, "val/loss_t" + std::to_string(band));
       if (series == nullptr) break;
-      rows.push_back(series);
-      names.push_back(std::to_string(band));
+      rows.emplace_back(std::to_string(band), series);
     }
     if (rows.empty()) continue;
-    choice.options.push_back(
-        {drawing.input.runs[run].name,
-         {{drawing.heat_map(run, "loss_t", "Validation loss by noise, from little (0) to much", "tenth", rows,
-                            names)}}});
+    const char* title = "Validation loss by noise, from little (0) to much";
+    choice.options.push_back({one.name, {{drawing.heat_map(run, "loss_t", title, "tenth", rows)}}});
   }
   if (!choice.options.empty()) section.blocks.push_back({std::move(choice)});
 }
@@ -248,19 +241,18 @@ std::string sentence_of_loss(const ReportRun& run) {
 }
 
 std::string sentence_of_best(const ReportInput& input) {
-  size_t best = input.runs.size();
+  const ReportRun* best = nullptr;
   double loss = std::numeric_limits<double>::infinity();
-  for (size_t run = 0; run < input.runs.size(); ++run) {
-    const runs::Series* series = find_series(input.runs[run], "val/loss");
-    if (series != nullptr && series->values.back() < loss) {
-      loss = series->values.back();
-      best = run;
-    }
+  for (const ReportRun& run : input.runs) {
+    const runs::Series* series = find_series(run, "val/loss");
+    if (series == nullptr || !(series->values.back() < loss)) continue;
+    loss = series->values.back();
+    best = &run;
   }
-  if (best == input.runs.size())
-    return any_run_has(input, "val/loss") ? "Every run with a validation loss diverged."
-                                          : "No run has a validation loss yet.";
-  return "The lowest last validation loss is " + fixed(loss, 4) + ", of " + input.runs[best].name + ".";
+  if (best != nullptr)
+    return "The lowest last validation loss is " + fixed(loss, 4) + ", of " + best->name + ".";
+  return any_run_has(input, "val/loss") ? "Every run with a validation loss diverged."
+                                        : "No run has a validation loss yet.";
 }
 
 std::string sentence_of_skips(const ReportInput& input) {

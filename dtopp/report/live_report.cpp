@@ -1,7 +1,6 @@
 #include "dtopp/report/live_report.h"
 
 #include <charconv>
-#include <string_view>
 #include <system_error>
 
 #include "dtopp/base/errors.h"

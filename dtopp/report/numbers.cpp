@@ -4,7 +4,7 @@
 
 #include "dtopp/base/format.h"
 
-namespace dtopp::report::report_text {
+namespace dtopp::report {
 namespace {
 
 constexpr char kNone[] = "–";
@@ -51,4 +51,4 @@ std::string interval(const std::optional<double>& mean, const std::optional<doub
   return fixed(*mean, digits) + (half_width ? " ± " + fixed(*half_width, digits) : "");
 }
 
-}  // namespace dtopp::report::report_text
+}  // namespace dtopp::report

@@ -1,7 +1,6 @@
 #include "dtopp/report/page.h"
 
 #include <map>
-#include <string_view>
 
 #include "dtopp/base/files.h"
 #include "dtopp/report/page_files.h"
@@ -10,7 +9,6 @@
 namespace dtopp::report {
 namespace {
 
-// Replaces each of the characters by its text.
 std::string replaced(const std::string& text, const std::map<char, std::string_view>& by) {
   std::string result;
   result.reserve(text.size());

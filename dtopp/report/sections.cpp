@@ -1,10 +1,8 @@
 #include "dtopp/report/sections.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
-#include <map>
 
 #include "dtopp/base/format.h"
 #include "dtopp/report/numbers.h"
@@ -53,6 +51,60 @@ std::vector<double> means(const std::vector<double>& values, size_t stride) {
   return result;
 }
 
+constexpr double kSecondsPerHour = 3600;
+
+int group_of(const ReportInput& input, size_t run) {
+  for (size_t group = 0; group < input.groups.size(); ++group) {
+    if (std::ranges::find(input.groups[group].runs, run) != input.groups[group].runs.end())
+      return static_cast<int>(group);
+  }
+  return 0;
+}
+
+// Returns a value after each training line, in `unit`s; nullopt if the run does not log it.
+std::optional<std::vector<double>> clock_of(const ReportRun& run, const std::string& metric, double unit) {
+  const runs::Series* series = find_series(run, metric);
+  if (series == nullptr || series->steps != run.history.tokens.steps) return std::nullopt;
+  std::vector<double> values = series->values;
+  for (double& value : values) value /= unit;
+  return values;
+}
+
+ReportedRun describe(const ReportInput& input, size_t index, Columns& columns) {
+  const ReportRun& run = input.runs[index];
+  // The tag identifies a run without relying on colors.
+  const std::string tag = std::to_string(index + 1);
+  ReportedRun described{run.name, tag, run.path.string(), group_of(input, index), std::nullopt};
+  const runs::Series& tokens = run.history.tokens;
+  if (tokens.steps.empty()) return described;
+  const std::string column = std::to_string(index) + " clock";
+  described.clock = {
+      .steps = columns.add_exact(column, std::vector<double>(tokens.steps.begin(), tokens.steps.end())),
+      .tokens = columns.add_exact(column + " tokens", tokens.values)};
+  if (const auto hours = clock_of(run, "throughput/seconds", kSecondsPerHour))
+    described.clock->hours = columns.add(column + " hours", *hours);
+  if (const auto flops = clock_of(run, "train/active_flops", 1))
+    described.clock->flops = columns.add(column + " flops", *flops);
+  return described;
+}
+
+std::string about(const ReportInput& input) {
+  int64_t tokens = 0;
+  for (const ReportRun& run : input.runs) {
+    if (!run.history.tokens.values.empty()) tokens += static_cast<int64_t>(run.history.tokens.values.back());
+  }
+  if (input.runs.size() > 1)
+    return count_of(input.runs.size(), "run") + ", " + count_of(input.groups.size(), "configuration") + ", " +
+           scaled(static_cast<double>(tokens)) + " tokens in total";
+  const config::RunConfig& config = input.runs[0].config;
+  const bool is_dense = config.model.is_dense();
+  return whole(config.model.num_layers) + " layers of width " + whole(config.model.hidden_size) +
+         (is_dense
+              ? ", dense"
+              : ", " + whole(config.model.num_experts) + " experts, " + enum_name(config.routing.method)) +
+         " · " + scaled(static_cast<double>(tokens)) + " tokens · " + input.runs[0].path.string();
+}
+
 }  // namespace
 
 const runs::Series* find_series(const ReportRun& run, const std::string& metric) {
@@ -92,7 +144,7 @@ runs::Series finite_points(const runs::Series& series) {
 std::string value_text(const ReportRun& run, const std::string& metric, int digits, double factor) {
   const study::RunValue run_value = study::value_of_run(run.history, metric);
   if (run_value.diverged) return "diverged";
-  return report_text::fixed(factor * run_value.value.value_or(kNaN), digits);
+  return fixed(factor * run_value.value.value_or(kNaN), digits);
 }
 
 double median(const runs::Series& series) {
@@ -131,16 +183,17 @@ ReportLine RunDrawing::line(size_t run, const std::string& key, const runs::Seri
 }
 
 ReportHeatMap RunDrawing::heat_map(size_t run, const std::string& key, const std::string& title,
-                                   const std::string& row_label, const std::vector<const runs::Series*>& rows,
-                                   const std::vector<std::string>& names) {
-  ReportHeatMap map{title, row_label, static_cast<int>(run), names};
-  const std::vector<int64_t>& steps = rows.at(0)->steps;
-  const size_t stride = (steps.size() + kCellsOfRow - 1) / kCellsOfRow;
+                                   const std::string& row_label, const NamedSeries& rows) {
+  ReportHeatMap map{title, row_label, static_cast<int>(run)};
+  const runs::Series& first = *rows.at(0).second;
+  const size_t stride = (first.steps.size() + kCellsOfRow - 1) / kCellsOfRow;
   const std::string column = std::to_string(run) + " heat " + key;
-  map.x = columns.add_exact(column + " steps", means(steps_of(*rows[0]), stride));
-  for (size_t row = 0; row < rows.size(); ++row)
-    map.cells.push_back(columns.add(column + " " + names[row], means(values_at(steps, *rows[row]), stride)));
-  if (stride > 1) map.note = "Each cell is the mean of " + report_text::count_of(stride, "logged step") + ".";
+  map.x = columns.add_exact(column + " steps", means(steps_of(first), stride));
+  for (const auto& [name, series] : rows) {
+    map.rows.push_back(name);
+    map.cells.push_back(columns.add(column + " " + name, means(values_at(first.steps, *series), stride)));
+  }
+  if (stride > 1) map.note = "Each cell is the mean of " + count_of(stride, "logged step") + ".";
   return map;
 }
 
@@ -167,75 +220,10 @@ std::optional<ReportHeatMap> RunDrawing::layers(size_t run, const std::string& n
       by_layer[std::atoi(metric.c_str() + kPrefix.size())] = &series;
   }
   if (by_layer.empty()) return std::nullopt;
-  std::vector<const runs::Series*> rows;
-  std::vector<std::string> names;
-  for (const auto& [layer, series] : by_layer) {
-    rows.push_back(series);
-    names.push_back(std::to_string(layer));
-  }
-  return heat_map(run, name, title, "layer", rows, names);
+  NamedSeries rows;
+  for (const auto& [layer, series] : by_layer) rows.emplace_back(std::to_string(layer), series);
+  return heat_map(run, name, title, "layer", rows);
 }
-
-namespace {
-
-using namespace report_text;
-
-constexpr double kSecondsPerHour = 3600;
-
-// Returns "1", "2", …: the number that identifies a run without relying on colors.
-std::string tag_of(size_t run) { return std::to_string(run + 1); }
-
-int group_of(const ReportInput& input, size_t run) {
-  for (size_t group = 0; group < input.groups.size(); ++group) {
-    if (std::ranges::find(input.groups[group].runs, run) != input.groups[group].runs.end())
-      return static_cast<int>(group);
-  }
-  return 0;
-}
-
-// Returns a value after each training line, in `unit`s; nullopt if the run does not log it.
-std::optional<std::vector<double>> clock_of(const ReportRun& run, const std::string& metric, double unit) {
-  const runs::Series* series = find_series(run, metric);
-  if (series == nullptr || series->steps != run.history.tokens.steps) return std::nullopt;
-  std::vector<double> values = series->values;
-  for (double& value : values) value /= unit;
-  return values;
-}
-
-ReportedRun describe(const ReportInput& input, size_t index, Columns& columns) {
-  const ReportRun& run = input.runs[index];
-  ReportedRun described{run.name, tag_of(index), run.path.string(), group_of(input, index), std::nullopt};
-  const runs::Series& tokens = run.history.tokens;
-  if (tokens.steps.empty()) return described;
-  const std::string column = std::to_string(index) + " clock";
-  described.clock = {
-      .steps = columns.add_exact(column, std::vector<double>(tokens.steps.begin(), tokens.steps.end())),
-      .tokens = columns.add_exact(column + " tokens", tokens.values)};
-  if (const auto hours = clock_of(run, "throughput/seconds", kSecondsPerHour))
-    described.clock->hours = columns.add(column + " hours", *hours);
-  if (const auto flops = clock_of(run, "train/active_flops", 1))
-    described.clock->flops = columns.add(column + " flops", *flops);
-  return described;
-}
-
-std::string about(const ReportInput& input) {
-  int64_t tokens = 0;
-  for (const ReportRun& run : input.runs) {
-    if (!run.history.tokens.values.empty()) tokens += static_cast<int64_t>(run.history.tokens.values.back());
-  }
-  if (input.runs.size() > 1)
-    return count_of(input.runs.size(), "run") + ", " + count_of(input.groups.size(), "configuration") + ", " +
-           scaled(static_cast<double>(tokens)) + " tokens in total";
-  const config::RunConfig& config = input.runs[0].config;
-  const bool is_dense = config.model.is_dense();
-  return whole(config.model.num_layers) + " layers of width " + whole(config.model.hidden_size) +
-         (is_dense
-              ? ", dense"
-              : ", " + whole(config.model.num_experts) + " experts, " + enum_name(config.routing.method)) +
-         " · " + scaled(static_cast<double>(tokens)) + " tokens · " + input.runs[0].path.string();
-}
-
-}  // namespace
 
 ReportDocument make_document(const ReportInput& input, Columns& columns) {
   ReportDocument document{input.title, about(input), {}, {}, {}};

@@ -29,6 +29,8 @@ double median(const runs::Series& series);
 // converts the unit.
 std::string value_text(const ReportRun& run, const std::string& metric, int digits, double factor = 1);
 
+using NamedSeries = std::vector<std::pair<std::string, const runs::Series*>>;
+
 struct LineStyle {
   std::string name{};
   std::string band{};  // metric with the half-widths of the band
@@ -51,8 +53,7 @@ class RunDrawing {
   std::optional<ReportHeatMap> layers(size_t run, const std::string& name, const std::string& title);
   // Returns a map of `rows` over the steps of the first row.
   ReportHeatMap heat_map(size_t run, const std::string& key, const std::string& title,
-                         const std::string& row_label, const std::vector<const runs::Series*>& rows,
-                         const std::vector<std::string>& names);
+                         const std::string& row_label, const NamedSeries& rows);
 
   const ReportInput& input;
   Columns& columns;

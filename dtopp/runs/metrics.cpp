@@ -1,19 +1,11 @@
 #include "dtopp/runs/metrics.h"
 
-#include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cmath>
-#include <limits>
-#include <span>
-
-#include <unistd.h>
 
 #include "dtopp/base/descriptor.h"
-#include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 
@@ -24,12 +16,6 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kLineStart = "{\"step\":";
 
-template <class Number>
-void append_number(std::string& text, Number value) {
-  std::array<char, 64> buffer;
-  text.append(buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr);
-}
-
 void append_value(std::string& text, double value) {
   constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
   if (!std::isfinite(value)) {
@@ -37,9 +23,10 @@ void append_value(std::string& text, double value) {
   } else if (value == 0 && std::signbit(value)) {
     text += "-0.0";  // "-0" would be read as the integer 0
   } else if (value == std::trunc(value) && std::abs(value) < kExactIntegers) {
-    append_number(text, static_cast<int64_t>(value));  // to_chars would print the double 100000 as 1e+05
+    text += std::to_string(static_cast<int64_t>(value));  // to_chars would print the double 100000 as 1e+05
   } else {
-    append_number(text, value);
+    std::array<char, 32> buffer;
+    text.append(buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr);
   }
 }
 
@@ -129,68 +116,6 @@ void drop_lines_past(const fs::path& path, int64_t last_step, int64_t last_valid
   });
 }
 
-}  // namespace
-
-std::string to_json(const MetricRecord& record) {
-  std::string line(kLineStart);
-  append_number(line, record.step);
-  line += ",\"tokens\":";
-  append_number(line, record.tokens);
-  line += ",\"time\":";
-  append_value(line, record.time);
-  for (const auto& [name, value] : record.values) {
-    line += ',' + quote_json(name) + ':';
-    append_value(line, value);
-  }
-  return line + '}';
-}
-
-double last_value(const fs::path& directory, std::string_view name) {
-  if (path_kind(directory / kMetricsFile) == PathKind::kNothing) return 0;
-  const std::string key = ',' + quote_json(std::string(name)) + ':';
-  const auto find = [&](std::string_view text) {
-    const size_t newline = text.rfind('\n');
-    return newline == std::string_view::npos ? newline : text.rfind(key, newline);
-  };
-  const std::string text = read_end(directory / kMetricsFile, [&](std::string_view end) {
-                             return find(end) != std::string_view::npos;
-                           }).text;
-  const size_t found = find(text);
-  double value = 0;
-  if (found != std::string::npos)
-    std::from_chars(text.data() + found + key.size(), text.data() + text.size(), value);
-  return value;
-}
-
-MetricsWriter::MetricsWriter(const fs::path& directory, int64_t resume_step, bool tensorboard,
-                             std::optional<int64_t> last_validation)
-    : path_(directory / kMetricsFile) {
-  drop_lines_past(path_, resume_step, last_validation.value_or(resume_step));
-  errno = 0;
-  file_.open(path_, std::ios::binary | std::ios::app);
-  if (!file_) throw file_error("open", path_, errno);
-  if (tensorboard) events_ = std::make_unique<EventFile>(directory, resume_step + 1);
-  sync_directory(directory);
-}
-
-MetricsWriter::~MetricsWriter() = default;
-
-void MetricsWriter::write(const MetricRecord& record) {
-  errno = 0;
-  file_ << to_json(record) << '\n' << std::flush;
-  if (!file_) throw file_error("write", path_, errno);
-  if (events_) events_->write(record);
-}
-
-void MetricsWriter::sync() const {
-  sync_file(path_);
-  if (events_) sync_file(events_->path());
-}
-
-namespace {
-
-namespace fs = std::filesystem;
-
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 
 // CRC-32C (Castagnoli), reflected.
@@ -257,10 +182,6 @@ std::string summary_of(const MetricRecord& record) {
   return summary;
 }
 
-double seconds_since_epoch() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 // TensorBoard reads the files of a directory in the order of their names, and purges only what it has already
 // read. The file of a resumed run must therefore sort last, even within the same second or after the clock
 // was set back.
@@ -286,36 +207,102 @@ fs::path new_path(const fs::path& directory, double now) {
 
 }  // namespace
 
-EventFile::EventFile(const fs::path& directory, int64_t first_step) {
-  const double now = seconds_since_epoch();
-  path_ = new_path(directory, now);
+// A TensorBoard event file: TFRecord framing with masked CRC-32C around hand-encoded Event protobufs.
+class EventFile {
+ public:
+  // Creates events.out.tfevents.<time>.<host>.<pid> in `directory`, which sorts after the existing ones. A
+  // SessionLog START event makes TensorBoard purge the steps from `first_step` on that earlier files contain.
+  // Throws DataError if it cannot be written.
+  EventFile(const fs::path& directory, int64_t first_step) {
+    const double now =
+        std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+    path_ = new_path(directory, now);
+    errno = 0;
+    file_.open(path_, std::ios::binary);
+    if (!file_) throw file_error("open", path_, errno);
+    std::string version = event_at(now, 0);
+    append_bytes(version, 3, "brain.Event:2");
+    append(version);
+    std::string start = event_at(now, first_step);
+    append_bytes(start, 7, std::string{1 << 3 | kVarint, 1});  // SessionLog { status = START; }
+    append(start);
+  }
+  // Writes one Event with all values to the file before it returns. Values are rounded to float,
+  // TensorBoard's type.
+  void write(const MetricRecord& record) {
+    std::string event = event_at(record.time, record.step);
+    append_bytes(event, 5, summary_of(record));
+    append(event);
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  // A TFRecord: length, checksum of the length, data, checksum of the data.
+  void append(const std::string& event) {
+    std::string frame;
+    append_little_endian(frame, uint64_t{event.size()});
+    append_little_endian(frame, masked_crc(frame));
+    frame += event;
+    append_little_endian(frame, masked_crc(event));
+    errno = 0;
+    file_ << frame << std::flush;
+    if (!file_) throw file_error("write", path_, errno);
+  }
+
+  fs::path path_;
+  std::ofstream file_;
+};
+
+std::string to_json(const MetricRecord& record) {
+  std::string line = concat(kLineStart, record.step, ",\"tokens\":", record.tokens, ",\"time\":");
+  append_value(line, record.time);
+  for (const auto& [name, value] : record.values) {
+    line += ',' + quote_json(name) + ':';
+    append_value(line, value);
+  }
+  return line + '}';
+}
+
+double last_value(const fs::path& directory, std::string_view name) {
+  if (path_kind(directory / kMetricsFile) == PathKind::kNothing) return 0;
+  const std::string key = ',' + quote_json(std::string(name)) + ':';
+  const auto find = [&](std::string_view text) {
+    const size_t newline = text.rfind('\n');
+    return newline == std::string_view::npos ? newline : text.rfind(key, newline);
+  };
+  const std::string text = read_end(directory / kMetricsFile, [&](std::string_view end) {
+                             return find(end) != std::string_view::npos;
+                           }).text;
+  const size_t found = find(text);
+  double value = 0;
+  if (found != std::string::npos)
+    std::from_chars(text.data() + found + key.size(), text.data() + text.size(), value);
+  return value;
+}
+
+MetricsWriter::MetricsWriter(const fs::path& directory, int64_t resume_step, bool tensorboard,
+                             std::optional<int64_t> last_validation)
+    : path_(directory / kMetricsFile) {
+  drop_lines_past(path_, resume_step, last_validation.value_or(resume_step));
   errno = 0;
-  file_.open(path_, std::ios::binary);
+  file_.open(path_, std::ios::binary | std::ios::app);
   if (!file_) throw file_error("open", path_, errno);
-  std::string version = event_at(now, 0);
-  append_bytes(version, 3, "brain.Event:2");
-  append(version);
-  std::string start = event_at(now, first_step);
-  append_bytes(start, 7, std::string{1 << 3 | kVarint, 1});  // SessionLog { status = START; }
-  append(start);
+  if (tensorboard) events_ = std::make_unique<EventFile>(directory, resume_step + 1);
+  sync_directory(directory);
 }
 
-void EventFile::write(const MetricRecord& record) {
-  std::string event = event_at(record.time, record.step);
-  append_bytes(event, 5, summary_of(record));
-  append(event);
-}
+MetricsWriter::~MetricsWriter() = default;
 
-// A TFRecord: length, checksum of the length, data, checksum of the data.
-void EventFile::append(const std::string& event) {
-  std::string frame;
-  append_little_endian(frame, uint64_t{event.size()});
-  append_little_endian(frame, masked_crc(frame));
-  frame += event;
-  append_little_endian(frame, masked_crc(event));
+void MetricsWriter::write(const MetricRecord& record) {
   errno = 0;
-  file_ << frame << std::flush;
+  file_ << to_json(record) << '\n' << std::flush;
   if (!file_) throw file_error("write", path_, errno);
+  if (events_) events_->write(record);
+}
+
+void MetricsWriter::sync() const {
+  sync_file(path_);
+  if (events_) sync_file(events_->path());
 }
 
 }  // namespace dtopp::runs

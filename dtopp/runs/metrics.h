@@ -32,24 +32,7 @@ std::string to_json(const MetricRecord& record);
 // there is none.
 double last_value(const std::filesystem::path& directory, std::string_view name);
 
-// A TensorBoard event file: TFRecord framing with masked CRC-32C around hand-encoded Event protobufs.
-class EventFile {
- public:
-  // Creates events.out.tfevents.<time>.<host>.<pid> in `directory`, which sorts after the existing ones. A
-  // SessionLog START event makes TensorBoard purge the steps from `first_step` on that earlier files contain.
-  // Throws DataError if it cannot be written.
-  EventFile(const std::filesystem::path& directory, int64_t first_step);
-  // Writes one Event with all values to the file before it returns. Values are rounded to float,
-  // TensorBoard's type.
-  void write(const MetricRecord& record);
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  void append(const std::string& event);
-
-  std::filesystem::path path_;
-  std::ofstream file_;
-};
+class EventFile;
 
 class MetricsWriter {
  public:

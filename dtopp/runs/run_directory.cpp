@@ -1,13 +1,8 @@
 #include "dtopp/runs/run_directory.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "dtopp/base/durable.h"
-#include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/manifest.h"
 #include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/runs/metrics.h"
 

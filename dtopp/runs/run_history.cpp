@@ -6,7 +6,6 @@
 
 #include <simdjson.h>
 
-#include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 
 namespace dtopp::runs {

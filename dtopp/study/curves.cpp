@@ -1,8 +1,5 @@
 #include "dtopp/study/curves.h"
 
-#include <algorithm>
-#include <utility>
-
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/files.h"

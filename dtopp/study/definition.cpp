@@ -1,11 +1,8 @@
 #include "dtopp/study/definition.h"
 
-#include <algorithm>
 #include <array>
-#include <charconv>
 #include <map>
 #include <set>
-#include <string_view>
 
 #include <nlohmann/json.hpp>
 
@@ -16,27 +13,16 @@
 namespace dtopp::study {
 namespace {
 
-// Sections with their own structure. Each has a read_value that throws UsageError with file, line and key.
-struct Variants {
-  std::vector<Variant> all;
-};
 struct Axis {
   std::string key;
   std::vector<config::ConfigNode> values;
   std::string location;
 };
-struct Axes {
-  std::vector<Axis> all;
-};
-struct Commands {
-  std::vector<AfterCommand> all;
-};
-struct Comparisons {
-  std::vector<PlannedComparison> all;
-};
-struct SeedsByVariant {
-  std::vector<std::pair<std::string, std::vector<int64_t>>> all;
-};
+
+// A section with its own structure. Its read_value throws UsageError with file, line and key.
+template <class T>
+struct ListOf : std::vector<T> {};
+using SeedsByVariant = ListOf<std::pair<std::string, std::vector<int64_t>>>;
 
 using Kind = config::ConfigNode::Kind;
 
@@ -58,7 +44,7 @@ void append_settings(const config::ConfigNode& node, const std::string& section,
   }
 }
 
-void read_value(const config::ConfigNode& node, const std::string& key, Variants& variants) {
+void read_value(const config::ConfigNode& node, const std::string& key, ListOf<Variant>& variants) {
   if (node.kind != Kind::kMapping || node.keys.empty())
     config::detail::throw_wrong_type(node, key,
                                      "variants by name, each with its settings (name: {key: value})");
@@ -68,12 +54,12 @@ void read_value(const config::ConfigNode& node, const std::string& key, Variants
       config::detail::throw_wrong_type(item, config::detail::join_key(key, node.keys[i]),
                                        "the variant's settings ({key: value})");
     if (node.keys[i].empty()) fail(item, key + ": a variant needs a name");
-    Variant& variant = variants.all.emplace_back(Variant{node.keys[i], {}});
+    Variant& variant = variants.emplace_back(Variant{node.keys[i], {}});
     append_settings(item, "", variant.settings);
   }
 }
 
-void read_value(const config::ConfigNode& node, const std::string& key, Axes& axes) {
+void read_value(const config::ConfigNode& node, const std::string& key, ListOf<Axis>& axes) {
   if (node.kind == Kind::kNull) return;
   if (node.kind != Kind::kMapping)
     config::detail::throw_wrong_type(node, key, "keys with their values ({key: [value, value]})");
@@ -82,11 +68,11 @@ void read_value(const config::ConfigNode& node, const std::string& key, Axes& ax
   for (Setting& setting : settings) {
     if (setting.value.kind != Kind::kList || setting.value.items.empty())
       config::detail::throw_wrong_type(setting.value, key + "." + setting.key, "a list of values");
-    axes.all.push_back({setting.key, setting.value.items, setting.value.location()});
+    axes.push_back({setting.key, setting.value.items, setting.value.location()});
   }
 }
 
-void read_value(const config::ConfigNode& node, const std::string& key, Commands& commands) {
+void read_value(const config::ConfigNode& node, const std::string& key, ListOf<AfterCommand>& commands) {
   if (node.kind != Kind::kMapping)
     config::detail::throw_wrong_type(node, key, "commands by name (name: dtopp evaluate images {run} …)");
   for (size_t i = 0; i < node.keys.size(); ++i) {
@@ -94,7 +80,7 @@ void read_value(const config::ConfigNode& node, const std::string& key, Commands
     if (name.empty() || name.find_first_of("/ .") != std::string::npos)
       fail(node.items[i],
            key + ": " + config::quote_for_message(name) + " names a file; remove slashes, dots and spaces");
-    AfterCommand& command = commands.all.emplace_back(AfterCommand{name, ""});
+    AfterCommand& command = commands.emplace_back(AfterCommand{name, ""});
     const std::string path = config::detail::join_key(key, name);
     config::detail::read_value(node.items[i], path, command.line);
     if (command.line.find_first_not_of(' ') == std::string::npos)
@@ -102,12 +88,13 @@ void read_value(const config::ConfigNode& node, const std::string& key, Commands
   }
 }
 
-void read_value(const config::ConfigNode& node, const std::string& key, Comparisons& comparisons) {
+void read_value(const config::ConfigNode& node, const std::string& key,
+                ListOf<PlannedComparison>& comparisons) {
   if (node.kind != Kind::kList)
     config::detail::throw_wrong_type(node, key,
                                      "a list of comparisons ([{name: …, of: …, less: …, measure: …}])");
   for (const config::ConfigNode& item : node.items) {
-    PlannedComparison& planned = comparisons.all.emplace_back();
+    PlannedComparison& planned = comparisons.emplace_back();
     config::read_config(item, planned);
     const auto require = [&](bool holds, const char* field, const char* what) {
       if (!holds)
@@ -129,7 +116,7 @@ void read_value(const config::ConfigNode& node, const std::string& key, SeedsByV
   if (node.kind != Kind::kMapping)
     config::detail::throw_wrong_type(node, key, "variants with their seeds ({name: [1, 2]})");
   for (size_t i = 0; i < node.keys.size(); ++i) {
-    auto& [variant, own] = seeds.all.emplace_back(node.keys[i], std::vector<int64_t>{});
+    auto& [variant, own] = seeds.emplace_back(node.keys[i], std::vector<int64_t>{});
     const std::string path = config::detail::join_key(key, variant);
     config::detail::read_value(node.items[i], path, own);
     if (own.empty()) fail(node.items[i], path + ": is empty; remove the variant instead");
@@ -139,12 +126,12 @@ void read_value(const config::ConfigNode& node, const std::string& key, SeedsByV
 struct DefinitionFields {
   std::string base;
   std::vector<int64_t> seeds;
-  Variants variants;
+  ListOf<Variant> variants;
   SeedsByVariant only;
-  Axes grid, zip;
+  ListOf<Axis> grid, zip;
   std::vector<std::string> measure;
-  Comparisons compare;
-  Commands after;
+  ListOf<PlannedComparison> compare;
+  ListOf<AfterCommand> after;
   std::string ledger;
   std::string output;
 };
@@ -171,28 +158,18 @@ bool overlap(std::string_view a, std::string_view b) {
 
 // The keys that are set and their owners. A key with two owners is an error: one value would silently replace
 // the other.
-class Claims {
- public:
-  // Throws UsageError if the key has an owner already.
-  void add(const std::string& key, const std::string& owner, const std::string& location) {
-    refuse(key, location);
-    share(key, owner);
-  }
-  void share(const std::string& key, const std::string& owner) { claims_.emplace_back(key, owner); }
-  void refuse(const std::string& key, const std::string& location) const {
-    for (const auto& [claimed, owner] : claims_) {
-      if (overlap(key, claimed))
-        throw UsageError(location, ": ", key, ": conflicts with the value that ", owner, " sets; remove one");
-    }
-  }
+using Claims = std::vector<std::pair<std::string, std::string>>;
 
- private:
-  std::vector<std::pair<std::string, std::string>> claims_;
-};
+void refuse(const Claims& claims, const std::string& key, const std::string& location) {
+  for (const auto& [claimed, owner] : claims) {
+    if (overlap(key, claimed))
+      throw UsageError(location, ": ", key, ": conflicts with the value that ", owner, " sets; remove one");
+  }
+}
 
 // Expands the grid. The first key of `grid` varies slowest. All keys of `zip` advance together and vary
 // fastest.
-std::vector<GridPoint> points_of(const Axes& grid, const Axes& zip) {
+std::vector<GridPoint> points_of(const std::vector<Axis>& grid, const std::vector<Axis>& zip) {
   std::vector<GridPoint> points(1);
   const auto multiply = [&](size_t count, const auto& add) {
     if (points.size() * count > kMaxStudyRuns)
@@ -203,20 +180,20 @@ std::vector<GridPoint> points_of(const Axes& grid, const Axes& zip) {
     }
     points = std::move(more);
   };
-  for (const Axis& axis : grid.all) {
+  for (const Axis& axis : grid) {
     multiply(axis.values.size(), [&](GridPoint& point, size_t i) {
       point.push_back({axis.key, axis.values[i]});
     });
   }
-  if (zip.all.empty()) return points;
-  const Axis& first = zip.all.front();
-  for (const Axis& axis : zip.all) {
+  if (zip.empty()) return points;
+  const Axis& first = zip.front();
+  for (const Axis& axis : zip) {
     if (axis.values.size() != first.values.size())
       throw UsageError(axis.location, ": zip: ", axis.key, " has ", axis.values.size(), " values and ",
                        first.key, " ", first.values.size(), "; lists of zip must have equal lengths");
   }
   multiply(first.values.size(), [&](GridPoint& point, size_t i) {
-    for (const Axis& axis : zip.all) point.push_back({axis.key, axis.values[i]});
+    for (const Axis& axis : zip) point.push_back({axis.key, axis.values[i]});
   });
   return points;
 }
@@ -238,21 +215,12 @@ bool is_of_study(const std::string& argument) {
   return std::ranges::any_of(kKeys, [&](std::string_view key) { return sets_key(argument, key); });
 }
 
-bool is_of_variants(const std::string& argument) {
-  return sets_key(argument, kVariants) || argument.starts_with("variants.");
-}
-
-std::vector<std::string> names_of(const std::vector<Variant>& variants) {
-  std::vector<std::string> names;
-  for (const Variant& variant : variants) names.push_back(variant.name);
-  return names;
-}
-
 // Throws UsageError "location: key: …" if there is no such variant.
 Variant& find_variant(std::vector<Variant>& variants, const std::string& name, const std::string& where) {
   const auto found = std::ranges::find(variants, name, &Variant::name);
   if (found != variants.end()) return *found;
-  const auto names = names_of(variants);
+  std::vector<std::string> names;
+  for (const Variant& variant : variants) names.push_back(variant.name);
   throw UsageError(where, ": no variant is named ", config::quote_for_message(name), "; ",
                    config::suggest(name, names, "the variants are", names));
 }
@@ -289,19 +257,12 @@ void set_in_variant(std::vector<Variant>& variants, const std::string& argument)
   }
 }
 
-void apply_to_variants(std::vector<Variant>& variants, const std::vector<std::string>& arguments) {
-  for (const std::string& argument : arguments) {
-    if (sets_key(argument, kVariants)) select_variants(variants, argument);
-    if (argument.starts_with("variants.")) set_in_variant(variants, argument);
-  }
-}
-
 // Stores the seeds of `only` with their variants. `seeds` are those of the file; an argument may select
 // others.
 void assign_seeds(DefinitionFields& file, const std::vector<int64_t>& seeds, const std::string& location) {
   const std::string where = location + ": only";
-  for (const auto& [name, own] : file.only.all) {
-    find_variant(file.variants.all, name, where).only = own;
+  for (const auto& [name, own] : file.only) {
+    find_variant(file.variants, name, where).only = own;
     for (const int64_t seed : own) {
       if (std::ranges::find(seeds, seed) == seeds.end())
         throw UsageError(where, ".", name, ": ", seed, " is no seed of the study");
@@ -309,20 +270,20 @@ void assign_seeds(DefinitionFields& file, const std::vector<int64_t>& seeds, con
   }
 }
 
-void check_comparisons(const DefinitionFields& file, std::vector<Variant>& variants) {
-  for (const PlannedComparison& planned : file.compare.all) {
+void check_comparisons(DefinitionFields& file) {
+  std::vector<std::string> names;
+  for (const PlannedComparison& planned : file.compare) {
+    names.push_back(planned.name);
     const std::string where = planned.location + ": compare: " + config::quote_for_message(planned.name);
     for (const std::string* name : {&planned.of, &planned.less, &planned.over.of, &planned.over.less}) {
-      if (!name->empty()) find_variant(variants, *name, where);
+      if (!name->empty()) find_variant(file.variants, *name, where);
     }
     if (std::ranges::find(file.measure, planned.measure) == file.measure.end())
       throw UsageError(where, ": ", planned.measure, " is no measure of the study; add it to measure");
-    if (!file.grid.all.empty() || !file.zip.all.empty())
+    if (!file.grid.empty() || !file.zip.empty())
       throw UsageError(where, ": a study with a grid or zip has no single difference of two variants");
   }
-  std::vector<std::string> names;
-  for (const PlannedComparison& planned : file.compare.all) names.push_back(planned.name);
-  if (!names.empty()) require_distinct(names, file.compare.all.front().location, "compare");
+  if (!names.empty()) require_distinct(names, file.compare.front().location, "compare");
 }
 
 void check(const DefinitionFields& file, const config::ConfigNode& tree) {
@@ -350,72 +311,23 @@ void refuse_run(const config::ConfigNode& tree) {
 
 Claims claims_of(const DefinitionFields& file) {
   Claims claims;
-  for (const char* key : {"training.seed", "output", "name"}) claims.share(key, "the study itself");
-  for (const Axes* axes : {&file.grid, &file.zip}) {
-    for (const Axis& axis : axes->all)
-      claims.add(axis.key, axes == &file.grid ? "grid" : "zip", axis.location);
+  for (const char* key : {"training.seed", "output", "name"}) claims.emplace_back(key, "the study itself");
+  for (const auto& [owner, axes] : {std::pair("grid", &file.grid), std::pair("zip", &file.zip)}) {
+    for (const Axis& axis : *axes) {
+      refuse(claims, axis.key, axis.location);
+      claims.emplace_back(axis.key, owner);
+    }
   }
   Claims all = claims;
-  for (const Variant& variant : file.variants.all) {
+  for (const Variant& variant : file.variants) {
     Claims own = claims;
     for (const Setting& setting : variant.settings) {
-      own.add(setting.key, "variant " + variant.name, setting.value.location());
-      all.share(setting.key, "variant " + variant.name);
+      refuse(own, setting.key, setting.value.location());
+      all.push_back(own.emplace_back(setting.key, "variant " + variant.name));
     }
   }
   return all;
 }
-
-}  // namespace
-
-Study load_study(const std::filesystem::path& file, const std::vector<std::string>& arguments) {
-  config::ConfigNode tree = config::read_config_file(file);
-  refuse_run(tree);
-  std::vector<int64_t> seeds_of_file;
-  if (const config::ConfigNode* seeds = tree.find("seeds"); seeds != nullptr)
-    config::detail::read_value(*seeds, "seeds", seeds_of_file);
-  bool ledger_is_argument = false;
-  for (const std::string& argument : arguments) {
-    if (is_of_study(argument)) config::apply_override(tree, argument);
-    ledger_is_argument |= sets_key(argument, "ledger");
-  }
-  DefinitionFields fields;
-  config::read_config(tree, fields);
-  std::vector<Variant>& variants = fields.variants.all;
-  if (variants.empty()) variants.push_back({"base", {}});
-  assign_seeds(fields, seeds_of_file, config::location_of(tree, "only"));
-  std::filesystem::path ledger = fields.ledger;
-  if (!ledger.empty() && !ledger_is_argument) ledger = (file.parent_path() / ledger).lexically_normal();
-  check(fields, tree);
-  check_comparisons(fields, variants);
-  apply_to_variants(variants, arguments);
-  const Claims claims = claims_of(fields);
-  const std::string base_location = config::location_of(tree, "base") + ": base: ";
-  config::ConfigNode base =
-      config::load_config_tree((file.parent_path() / fields.base).lexically_normal(), base_location);
-  std::vector<std::string> overrides = arguments;
-  std::erase_if(overrides, [](const std::string& argument) {
-    return is_of_study(argument) || is_of_variants(argument);
-  });
-  config::apply_overrides(base, overrides);
-  for (const std::string& argument : overrides)
-    claims.refuse(argument.substr(0, argument.find('=')), "argument " + config::quote_for_message(argument));
-  return {file,
-          std::move(base),
-          std::move(overrides),
-          fields.seeds,
-          std::move(variants),
-          points_of(fields.grid, fields.zip),
-          fields.measure,
-          std::move(fields.compare.all),
-          std::move(fields.after.all),
-          ledger,
-          fields.output};
-}
-
-namespace {
-
-using Kind = config::ConfigNode::Kind;
 
 constexpr size_t kLongestName = 100;
 
@@ -514,6 +426,54 @@ nlohmann::ordered_json json_of(const config::ConfigNode& value) {
 }
 
 }  // namespace
+
+Study load_study(const std::filesystem::path& file, const std::vector<std::string>& arguments) {
+  config::ConfigNode tree = config::read_config_file(file);
+  refuse_run(tree);
+  std::vector<int64_t> seeds_of_file;
+  if (const config::ConfigNode* seeds = tree.find("seeds"); seeds != nullptr)
+    config::detail::read_value(*seeds, "seeds", seeds_of_file);
+  bool ledger_is_argument = false;
+  for (const std::string& argument : arguments) {
+    if (is_of_study(argument)) config::apply_override(tree, argument);
+    ledger_is_argument |= sets_key(argument, "ledger");
+  }
+  DefinitionFields fields;
+  config::read_config(tree, fields);
+  std::vector<Variant>& variants = fields.variants;
+  if (variants.empty()) variants.push_back({"base", {}});
+  assign_seeds(fields, seeds_of_file, config::location_of(tree, "only"));
+  std::filesystem::path ledger = fields.ledger;
+  if (!ledger.empty() && !ledger_is_argument) ledger = (file.parent_path() / ledger).lexically_normal();
+  check(fields, tree);
+  check_comparisons(fields);
+  for (const std::string& argument : arguments) {
+    if (sets_key(argument, kVariants)) select_variants(variants, argument);
+    if (argument.starts_with("variants.")) set_in_variant(variants, argument);
+  }
+  const Claims claims = claims_of(fields);
+  const std::string base_location = config::location_of(tree, "base") + ": base: ";
+  config::ConfigNode base =
+      config::load_config_tree((file.parent_path() / fields.base).lexically_normal(), base_location);
+  std::vector<std::string> overrides = arguments;
+  std::erase_if(overrides, [](const std::string& argument) {
+    return is_of_study(argument) || sets_key(argument, kVariants) || argument.starts_with("variants.");
+  });
+  config::apply_overrides(base, overrides);
+  for (const std::string& argument : overrides)
+    refuse(claims, argument.substr(0, argument.find('=')), "argument " + config::quote_for_message(argument));
+  return {file,
+          std::move(base),
+          std::move(overrides),
+          fields.seeds,
+          std::move(variants),
+          points_of(fields.grid, fields.zip),
+          fields.measure,
+          std::move(fields.compare),
+          std::move(fields.after),
+          ledger,
+          fields.output};
+}
 
 std::string to_text(const config::ConfigNode& value) {
   if (value.kind != Kind::kList) return value.text;

@@ -1,13 +1,10 @@
 #include "dtopp/study/ledger.h"
 
-#include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <iterator>
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
@@ -107,73 +104,6 @@ std::string lines_of(const std::vector<const LedgerRow*>& rows) {
   return text;
 }
 
-}  // namespace
-
-void require_agreement(const LedgerRow& a, const std::string& place_of_a, const LedgerRow& b,
-                       const std::string& place_of_b) {
-  for (const auto& [measure, value] : a.values) {
-    const auto other = b.values.find(measure);
-    if (other == b.values.end() || !value.value || !other->second.value) continue;
-    if (*value.value != *other->second.value)
-      throw DataError(format("%s: run %s: %s is %.9g, but %.9g in %s; remove one of the two",
-                             place_of_a.c_str(), a.run.c_str(), measure.c_str(), *value.value,
-                             *other->second.value, place_of_b.c_str()));
-  }
-}
-
-Ledger::Ledger(std::filesystem::path file) : file_(std::move(file)) {
-  if (path_kind(file_) == PathKind::kNothing) return;
-  const nlohmann::json json = parse_json(read_file(file_, kMaxLedgerBytes), file_.string());
-  try {
-    for (const char* list : {"earlier", "runs"}) {
-      for (const nlohmann::json& item : json.at(list)) {
-        LedgerRow row = row_of(item);
-        for (const LedgerRow& other : rows_) {
-          if (is_same_run(row, other)) require_agreement(row, file_.string(), other, "another row");
-        }
-        add(std::move(row));
-      }
-    }
-  } catch (const nlohmann::json::exception& error) {
-    throw DataError(file_, ": is not a ledger: ", error.what());
-  }
-}
-
-const LedgerRow* Ledger::find(const std::string& run, const std::string& config_hash,
-                              const std::string& data_hash) const {
-  for (auto row = rows_.rbegin(); row != rows_.rend(); ++row) {
-    if (row->run == run && row->config_hash == config_hash &&
-        (data_hash.empty() || row->data_hash == data_hash))
-      return &*row;
-  }
-  return nullptr;
-}
-
-void Ledger::add(LedgerRow row) {
-  std::erase_if(rows_, [&](const LedgerRow& other) { return is_same_run(row, other); });
-  rows_.push_back(std::move(row));
-}
-
-void Ledger::write() const {
-  std::set<std::string> seen;
-  std::vector<const LedgerRow*> current, earlier;
-  for (auto row = rows_.rbegin(); row != rows_.rend(); ++row)
-    (seen.insert(row->run).second ? current : earlier).push_back(&*row);
-  std::ranges::reverse(current);
-  std::ranges::reverse(earlier);
-  make_directories(std::filesystem::absolute(file_).parent_path());
-  write_file_atomically(
-      file_, "{\"runs\": [" + lines_of(current) + "],\n\"earlier\": [" + lines_of(earlier) + "]}\n");
-}
-
-namespace {
-
-std::vector<std::string> data_paths(const config::RunConfig& config) {
-  std::vector<std::string> paths = config::paths_of(config.data.train);
-  std::ranges::move(config::paths_of(config.data.validation), std::back_inserter(paths));
-  return paths;
-}
-
 // A path of data is a folder with a manifest, a file, or the prefix of a .bin and an .idx file.
 std::string hash_of_path(const std::filesystem::path& path) {
   switch (path_kind(path)) {
@@ -186,31 +116,80 @@ std::string hash_of_path(const std::filesystem::path& path) {
   }
 }
 
-// Returns a checksum of the training and validation data: of each folder's manifest, or of each file's bytes.
-//
-// Throws: DataError if the data are missing
-std::string data_hash_of(const config::RunConfig& config) {
-  std::string hashes;
-  for (const std::string& path : data_paths(config)) hashes += hash_of_path(path) + "\n";
-  return hash_bytes(std::as_bytes(std::span(hashes)));
+// Throws DataError if the two rows are of one run and a measure of both has two values.
+void require_agreement(const LedgerRow& a, const std::string& place_of_a, const LedgerRow& b,
+                       const std::string& place_of_b) {
+  for (const auto& [measure, value] : a.values) {
+    const auto other = b.values.find(measure);
+    if (other == b.values.end() || !value.value || !other->second.value) continue;
+    if (*value.value != *other->second.value)
+      throw DataError(format("%s: run %s: %s is %.9g, but %.9g in %s; remove one of the two",
+                             place_of_a.c_str(), a.run.c_str(), measure.c_str(), *value.value,
+                             *other->second.value, place_of_b.c_str()));
+  }
 }
 
 }  // namespace
 
 LedgerKeeper::LedgerKeeper(const Study& study, const std::vector<StudyRun>& runs)
     : study_(study), runs_(runs) {
-  if (!study.ledger.empty()) ledger_.emplace(study.ledger);
+  const std::filesystem::path& file = study.ledger;
+  if (file.empty() || path_kind(file) == PathKind::kNothing) return;
+  const nlohmann::json json = parse_json(read_file(file, kMaxLedgerBytes), file.string());
+  try {
+    for (const char* list : {"earlier", "runs"}) {
+      for (const nlohmann::json& item : json.at(list)) {
+        LedgerRow row = row_of(item);
+        for (const LedgerRow& other : rows_) {
+          if (is_same_run(row, other)) require_agreement(row, file.string(), other, "another row");
+        }
+        add(std::move(row));
+      }
+    }
+  } catch (const nlohmann::json::exception& error) {
+    throw DataError(file, ": is not a ledger: ", error.what());
+  }
+}
+
+const LedgerRow* LedgerKeeper::find(const std::string& run, const std::string& config_hash,
+                                    const std::string& data_hash) const {
+  for (auto row = rows_.rbegin(); row != rows_.rend(); ++row) {
+    if (row->run == run && row->config_hash == config_hash &&
+        (data_hash.empty() || row->data_hash == data_hash))
+      return &*row;
+  }
+  return nullptr;
+}
+
+void LedgerKeeper::add(LedgerRow row) {
+  std::erase_if(rows_, [&](const LedgerRow& other) { return is_same_run(row, other); });
+  rows_.push_back(std::move(row));
+}
+
+void LedgerKeeper::write() const {
+  std::set<std::string> seen;
+  std::vector<const LedgerRow*> current, earlier;
+  for (auto row = rows_.rbegin(); row != rows_.rend(); ++row)
+    (seen.insert(row->run).second ? current : earlier).push_back(&*row);
+  std::ranges::reverse(current);
+  std::ranges::reverse(earlier);
+  make_directories(std::filesystem::absolute(study_.ledger).parent_path());
+  write_file_atomically(
+      study_.ledger, "{\"runs\": [" + lines_of(current) + "],\n\"earlier\": [" + lines_of(earlier) + "]}\n");
 }
 
 const std::string& LedgerKeeper::data_hash(const config::RunConfig& config) {
-  const std::vector<std::string> paths = data_paths(config);
-  const auto known = hashes_.find(paths);
-  return known != hashes_.end() ? known->second : hashes_.emplace(paths, data_hash_of(config)).first->second;
+  std::vector<std::string> paths = config::paths_of(config.data.train);
+  std::ranges::move(config::paths_of(config.data.validation), std::back_inserter(paths));
+  if (const auto known = hashes_.find(paths); known != hashes_.end()) return known->second;
+  std::string hashes;
+  for (const std::string& path : paths) hashes += hash_of_path(path) + "\n";
+  return hashes_[paths] = hash_bytes(std::as_bytes(std::span(hashes)));
 }
 
 std::vector<std::string> LedgerKeeper::take_runs(std::vector<RunRecord>& records, ResultsReader& reader) {
   std::vector<std::string> messages;
-  if (!ledger_) return messages;
+  if (study_.ledger.empty()) return messages;
   int64_t unchecked = 0;
   for (size_t i = 0; i < runs_.size(); ++i) {
     if (is_complete(records[i], study_.after)) continue;
@@ -219,20 +198,18 @@ std::vector<std::string> LedgerKeeper::take_runs(std::vector<RunRecord>& records
       data = data_hash(runs_[i].config);
     } catch (const DataError&) {  // the data are not on this machine
     }
-    const LedgerRow* row = ledger_->find(runs_[i].name, runs_[i].hash, data);
+    const LedgerRow* row = find(runs_[i].name, runs_[i].hash, data);
     if (row == nullptr || !is_complete(row->record, study_.after)) continue;
     if (data.empty()) ++unchecked;
     records[i] = row->record;
     std::vector<RunValue> values;
-    for (const std::string& measure : study_.measures) {
-      const auto value = row->values.find(measure);
-      values.push_back(value == row->values.end() ? RunValue{} : value->second);
-    }
+    auto known = row->values;
+    for (const std::string& measure : study_.measures) values.push_back(known[measure]);
     reader.set(i, std::move(values));
     curves_[i] = row->curves;
   }
   if (unchecked > 0)
-    messages.push_back("warning: " + ledger_->file().string() + ": " + std::to_string(unchecked) +
+    messages.push_back("warning: " + study_.ledger.string() + ": " + std::to_string(unchecked) +
                        " runs count although their data are not on this machine to be compared");
   return messages;
 }
@@ -260,15 +237,15 @@ LedgerRow LedgerKeeper::make_row(size_t index, const RunRecord& record,
 
 void LedgerKeeper::add_runs(const std::vector<RunRecord>& records, const StudyResults& results,
                             DescribeMachine describe) {
-  if (!ledger_) return;
+  if (study_.ledger.empty()) return;
   bool has_changed = false;
   for (size_t i = 0; i < runs_.size(); ++i) {
     if (!is_complete(records[i], study_.after) || curves_.contains(i) || !added_.insert(i).second) continue;
     LedgerRow row = make_row(i, records[i], results.values[i]);
     row.data_hash = data_hash(runs_[i].config);
     row.made_by = describe(runs_[i].config);
-    if (const LedgerRow* known = ledger_->find(row.run, row.config_hash, row.data_hash); known != nullptr) {
-      require_agreement(*known, ledger_->file().string(), row, runs_[i].directory.string());
+    if (const LedgerRow* known = find(row.run, row.config_hash, row.data_hash); known != nullptr) {
+      require_agreement(*known, study_.ledger.string(), row, runs_[i].directory.string());
       bool is_whole = known->record.after == row.record.after;
       for (const auto& [measure, value] : row.values)
         is_whole = is_whole && (!value.value || known->values.contains(measure));
@@ -277,10 +254,10 @@ void LedgerKeeper::add_runs(const std::vector<RunRecord>& records, const StudyRe
       row.values.insert(known->values.begin(), known->values.end());
       row.curves.insert(known->curves.begin(), known->curves.end());
     }
-    ledger_->add(std::move(row));
+    add(std::move(row));
     has_changed = true;
   }
-  if (has_changed) ledger_->write();
+  if (has_changed) write();
 }
 
 }  // namespace dtopp::study

@@ -37,33 +37,6 @@ struct LedgerRow {
 
 inline constexpr size_t kLedgerPoints = 64;  // of a curve
 
-// Throws DataError if the two rows are of one run and a measure of both has two values.
-void require_agreement(const LedgerRow& a, const std::string& place_of_a, const LedgerRow& b,
-                       const std::string& place_of_b);
-
-class Ledger {
- public:
-  // Reads the file; a missing file is an empty ledger.
-  //
-  // Throws DataError if it is no ledger, or if two of its rows are of one run and differ.
-  explicit Ledger(std::filesystem::path file);
-
-  const std::filesystem::path& file() const { return file_; }
-  // Returns the row of the run with this configuration and this data; nullptr if there is none. An empty
-  // `data_hash` fits all data.
-  const LedgerRow* find(const std::string& run, const std::string& config_hash,
-                        const std::string& data_hash) const;
-  // Adds a row, which replaces a row of the same run, configuration and data. It becomes the current row of
-  // its run.
-  void add(LedgerRow row);
-  // Writes the file atomically and creates its folder.
-  void write() const;
-
- private:
-  std::filesystem::path file_;
-  std::vector<LedgerRow> rows_;  // the last row of a run is the current one
-};
-
 // Returns facts about the machine that trained a run ("device", "cpu", "version").
 using DescribeMachine = std::map<std::string, std::string> (*)(const config::RunConfig& config);
 
@@ -71,7 +44,9 @@ using DescribeMachine = std::map<std::string, std::string> (*)(const config::Run
 // nothing for a study without a ledger. The arguments must outlive this object.
 class LedgerKeeper {
  public:
-  // Throws as Ledger.
+  // Reads the file; a missing file is an empty ledger.
+  //
+  // Throws DataError if it is no ledger, or if two of its rows are of one run and differ.
   LedgerKeeper(const Study& study, const std::vector<StudyRun>& runs);
 
   // Marks runs as done that the ledger holds and that are not complete in their folder. Gives their values to
@@ -87,12 +62,22 @@ class LedgerKeeper {
   const std::map<size_t, RunCurves>& curves() const { return curves_; }
 
  private:
+  // Returns a checksum of the training and validation data: of each folder's manifest, or of each file's
+  // bytes. Throws DataError if the data are missing.
   const std::string& data_hash(const config::RunConfig& config);
+  // Returns the row of the run with this configuration and this data; nullptr if there is none. An empty
+  // `data_hash` fits all data.
+  const LedgerRow* find(const std::string& run, const std::string& config_hash,
+                        const std::string& data_hash) const;
+  // Adds a row, which replaces a row of the same run, configuration and data. It becomes the current row of
+  // its run.
+  void add(LedgerRow row);
+  void write() const;
   LedgerRow make_row(size_t index, const RunRecord& record, const std::vector<RunValue>& values) const;
 
   const Study& study_;
   const std::vector<StudyRun>& runs_;
-  std::optional<Ledger> ledger_;
+  std::vector<LedgerRow> rows_;         // the last row of a run is the current one
   std::map<size_t, RunCurves> curves_;  // of runs that were taken
   std::set<size_t> added_;
   std::map<std::vector<std::string>, std::string> hashes_;  // by paths of data

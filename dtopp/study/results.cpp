@@ -1,8 +1,6 @@
 #include "dtopp/study/results.h"
 
-#include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 
 #include <nlohmann/json.hpp>
@@ -46,19 +44,13 @@ std::string p_text(const std::optional<double>& p) {
   return *p < kLeastShownP ? "< 0.001" : format("%.3f", *p);
 }
 
-// Returns the cells, escaped, with " | " between them.
-std::string markdown_cells(const std::vector<std::string>& cells) {
-  return joined(cells, " | ", escape_markdown);
-}
-
 constexpr double kLevel = 0.05;
 
 // The values of one measure by variant and seed.
 using ValuesByVariant = std::map<std::string, std::map<int64_t, double>>;
 
 ValuesByVariant values_by_variant(const Study& study, const std::vector<StudyRun>& runs,
-                                  const std::vector<RunRecord>& records,
-                                  const std::vector<std::vector<RunValue>>& values,
+                                  const std::vector<RunRecord>& records, const RunValues& values,
                                   const std::string& measure) {
   const auto column =
       static_cast<size_t>(std::ranges::find(study.measures, measure) - study.measures.begin());
@@ -137,10 +129,9 @@ std::vector<std::string> verdicts_of(const ComparisonResult& result) {
 }
 
 std::string joined_verdicts(const ComparisonResult& result) {
-  std::string text;
-  for (const std::string& verdict : result.verdicts) text += (text.empty() ? "" : "; ") + verdict;
-  if (!result.note.empty()) text += (text.empty() ? "" : "; ") + result.note;
-  return text;
+  std::vector<std::string> parts = result.verdicts;
+  if (!result.note.empty()) parts.push_back(result.note);
+  return dtopp::joined(parts, "; ");
 }
 
 std::string ratio_text(const RatioInterval& ratio) {
@@ -157,92 +148,21 @@ std::string formula_of(const PlannedComparison& planned) {
   return "(" + difference + ") / (" + planned.over.of + " minus " + planned.over.less + ")";
 }
 
-}  // namespace
-
-std::vector<ComparisonResult> compute_comparisons(const Study& study, const std::vector<StudyRun>& runs,
-                                                  const std::vector<RunRecord>& records,
-                                                  const std::vector<std::vector<RunValue>>& values) {
-  std::vector<ComparisonResult> results;
-  for (const PlannedComparison& planned : study.compare)
-    results.push_back(compute(planned, values_by_variant(study, runs, records, values, planned.measure)));
-  return results;
-}
-
-void decide(std::vector<ComparisonResult>& results) {
-  std::map<std::string, std::vector<ComparisonResult*>> families;
-  for (ComparisonResult& result : results) {
-    if (!result.planned.family.empty()) families[result.planned.family].push_back(&result);
-  }
-  for (const auto& [family, members] : families) {
-    std::vector<double> p;
-    for (const ComparisonResult* result : members) p.push_back(result->difference.p.value_or(1));
-    const std::vector<double> adjusted = holm(p);
-    for (size_t i = 0; i < members.size(); ++i) {
-      if (members[i]->difference.p) members[i]->p_holm = adjusted[i];
-      members[i]->verdicts = verdicts_of(*members[i]);
-    }
-  }
-}
-
-std::string comparison_table(const std::vector<ComparisonResult>& results) {
-  if (results.empty()) return "";
-  std::string text =
-      "| comparison | of | measure | n | result | std | t | p | p (Holm) | verdict |\n"
-      "|---|---|---|---:|---:|---:|---:|---:|---:|---|\n";
-  for (const ComparisonResult& result : results) {
-    const PlannedComparison& planned = result.planned;
-    const PairedDifference& difference = result.difference;
-    const auto number = [](const std::optional<double>& value, const char* pattern) {
-      return value ? format(pattern, *value) : std::string();
-    };
-    const std::vector<std::string> cells = {
-        planned.name,
-        formula_of(planned),
-        planned.measure,
-        std::to_string(planned.is_ratio() ? result.ratio.n : difference.n),
-        planned.is_ratio() ? ratio_text(result.ratio)
-                           : with_half_width(difference.mean, difference.half_width, true),
-        number(difference.standard_deviation, "%.2g"),
-        number(result.t, "%.2f"),
-        p_text(difference.p),
-        p_text(result.p_holm),
-        joined_verdicts(result)};
-    text += "| " + markdown_cells(cells) + " |\n";
-  }
-  return text +
-         "\nDifferences are taken seed by seed, ± the half-width of the 95 % interval; brackets: Fieller's "
-         "interval. p (Holm) is adjusted within the family.\n";
-}
-
-std::string blind_text(const std::vector<ComparisonResult>& results) {
-  std::string text;
-  for (const ComparisonResult& result : results) {
-    if (result.planned.is_ratio()) continue;
-    const PairedDifference& difference = result.difference;
-    text += result.planned.name + ": n " + std::to_string(difference.n);
-    if (difference.standard_deviation)
-      text += format(", standard deviation of the paired differences %.4g", *difference.standard_deviation);
-    text += "\n";
-  }
-  return text;
-}
-
-namespace {
-
-using RunValues = std::vector<std::vector<RunValue>>;
-
-std::vector<std::string> notes_of(const TableRow& row, const std::vector<std::string>& measures,
-                                  const std::vector<const ValuesBySeed*>& values) {
+// `values`: by measure, then row.
+std::vector<std::string> notes_of(const std::vector<TableRow>& rows, size_t index,
+                                  const std::vector<std::string>& measures,
+                                  const std::vector<std::vector<ValuesBySeed>>& values) {
+  const TableRow& row = rows[index];
   if (row.n == 0) return {"no run is done"};
   std::vector<std::string> notes;
   for (size_t measure = 0; measure < measures.size(); ++measure) {
     const std::string& name = measures[measure];
-    if (std::ranges::none_of(*values[measure],
-                             [](const auto& of) { return of.second.diverged || of.second.value; })) {
+    const ValuesBySeed& by_seed = values[measure][index];
+    if (std::ranges::none_of(by_seed, [](const auto& of) { return of.second.diverged || of.second.value; })) {
       notes.push_back(name + " is missing in all seeds");
       continue;
     }
-    for (const auto& [seed, run] : *values[measure]) {
+    for (const auto& [seed, run] : by_seed) {
       if (run.diverged)
         notes.push_back(name + " diverged in seed " + std::to_string(seed));
       else if (!run.value)
@@ -268,10 +188,9 @@ RunValue value_in(const std::filesystem::path& result, const std::string& key) {
     if (value.is_null()) return {.diverged = true};
     return {value.get<double>()};
   } catch (const nlohmann::json::exception&) {
-    return {};
-  } catch (const DataError&) {
-    return {};  // the command wrote no result
+  } catch (const DataError&) {  // the command wrote no result
   }
+  return {};
 }
 
 RunValue value_of(const Study& study, const StudyRun& run, const RunRecord& record,
@@ -285,85 +204,15 @@ RunValue value_of(const Study& study, const StudyRun& run, const RunRecord& reco
   return value_of_run(history, measure);
 }
 
-}  // namespace
-
-std::vector<TableRow> make_rows(const Study& study, const std::vector<StudyRun>& runs,
-                                const std::vector<RunRecord>& records, const RunValues& values) {
-  const size_t variants = study.variants.size();
-  std::vector<TableRow> rows;
-  std::vector<size_t> baselines;
-  for (size_t i = 0; i < variants * study.points.size(); ++i) {
-    rows.push_back({.variant = i % variants, .point = i / variants});
-    baselines.push_back(i - i % variants);
-  }
-  std::vector<std::vector<ValuesBySeed>> by_measure(study.measures.size(),
-                                                    std::vector<ValuesBySeed>(rows.size()));
-  for (size_t i = 0; i < runs.size(); ++i) {
-    if (records[i].status != RunStatus::kDone) continue;
-    const size_t row = runs[i].point * variants + runs[i].variant;
-    ++rows[row].n;
-    for (size_t measure = 0; measure < study.measures.size(); ++measure)
-      by_measure[measure][row].emplace(runs[i].seed, values[i][measure]);
-  }
-  for (const std::vector<ValuesBySeed>& groups : by_measure) {
-    const std::vector<Comparison> compared = compare(groups, baselines);
-    for (size_t row = 0; row < rows.size(); ++row) rows[row].measures.push_back(compared[row]);
-  }
-  for (size_t row = 0; row < rows.size(); ++row) {
-    std::vector<const ValuesBySeed*> own;
-    for (const std::vector<ValuesBySeed>& groups : by_measure) own.push_back(&groups[row]);
-    rows[row].notes = notes_of(rows[row], study.measures, own);
-  }
-  return rows;
-}
-
-StudyResults ResultsReader::read(const std::vector<RunRecord>& records,
-                                 const std::vector<ComparisonResult>& together) {
-  StudyResults results;
-  for (size_t i = 0; i < runs_.size(); ++i) {
-    if (records[i].status != RunStatus::kDone) {
-      results.values.emplace_back(study_.measures.size());
-      continue;
-    }
-    if (const auto given = given_.find(i); given != given_.end()) {
-      results.values.push_back(given->second);
-      continue;
-    }
-    const size_t commands = commands_done(records[i], study_.after);
-    auto& [known_commands, values] = known_[i];
-    if (values.empty() || known_commands != commands) {
-      const runs::RunHistory history = runs::read_run_history(metrics_of_run(runs_[i]));
-      values.clear();
-      for (const std::string& measure : study_.measures)
-        values.push_back(value_of(study_, runs_[i], records[i], history, measure));
-      known_commands = commands;
-    }
-    results.values.push_back(values);
-  }
-  results.rows = make_rows(study_, runs_, records, results.values);
-  results.comparisons = compute_comparisons(study_, runs_, records, results.values);
-  results.comparisons.insert(results.comparisons.end(), together.begin(), together.end());
-  decide(results.comparisons);
-  return results;
-}
-
-namespace {
-
 std::string exact(const std::optional<double>& value) {
   if (!value) return "";
   std::array<char, 32> buffer{};
   return {buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), *value).ptr};
 }
 
-Line keys_of(const Study& study) {
-  Line keys;
-  for (const Setting& setting : study.points.front()) keys.push_back(setting.key);
-  return keys;
-}
-
 Line head(const Study& study) {
   Line line = {"variant"};
-  for (const std::string& key : keys_of(study)) line.push_back(key);
+  for (const Setting& setting : study.points.front()) line.push_back(setting.key);
   line.push_back("n");
   return line;
 }
@@ -404,7 +253,7 @@ std::vector<Line> text_lines(const Study& study, const std::vector<TableRow>& ro
 std::string escape_csv(const std::string& text) {
   if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
   std::string out = "\"";
-  for (const char c : text) out.append(c == '"' ? "\"\"" : std::string(1, c));
+  for (const char c : text) out.append(c == '"' ? 2 : 1, c);
   return out + "\"";
 }
 
@@ -417,97 +266,19 @@ std::string escape_latex(const std::string& text) {
     if (line.compare(i, kPlusMinus.size(), kPlusMinus) == 0) {
       out += "$\\pm$";
       i += kPlusMinus.size() - 1;
-    } else if (std::string_view("&%$#_{}").find(c) != std::string_view::npos) {
+    } else if (std::string_view("&%$#_{}~^").find(c) != std::string_view::npos) {
       out.append("\\") += c;
-    } else if (c == '~' || c == '^') {
-      out.append("\\") += c;
-      out += "{}";
+      if (c == '~' || c == '^') out += "{}";
     } else if (c == '\\') {
       out += "\\textbackslash{}";
     } else if (c == '<' || c == '>') {
-      out.append("$") += c;
-      out += '$';
+      out += {'$', c, '$'};
     } else {
       out += c;
     }
   }
   return out;
 }
-
-}  // namespace
-
-std::string with_half_width(const std::optional<double>& mean, const std::optional<double>& half_width,
-                            bool with_sign) {
-  if (!mean) return "";
-  const double width = half_width.value_or(0);
-  if (width == 0) {
-    const std::string text = format(with_sign ? "%+.6g" : "%.6g", *mean);
-    return half_width ? text + " ± 0" : text;
-  }
-  const int decimals = std::clamp(1 - static_cast<int>(std::floor(std::log10(width))), 0, 15);
-  const std::string text = format(with_sign ? "%+.*f" : "%.*f", decimals, *mean);
-  return text + " ± " + format("%.*f", decimals, width);
-}
-
-std::string markdown_table(const Study& study, const std::vector<TableRow>& rows) {
-  const std::vector<Line> lines = text_lines(study, rows);
-  const size_t left = keys_of(study).size() + 1;  // left-aligned columns
-  std::string text;
-  for (size_t i = 0; i < lines.size(); ++i) {
-    text += "| " + markdown_cells(lines[i]) + " |\n";
-    if (i > 0) continue;
-    for (size_t column = 0; column < lines[0].size(); ++column) text += column < left ? "|---" : "|---:";
-    text += "|\n";
-  }
-  text += "\nMean ± half-width of its 95 % confidence interval (Student's t) over n runs, one per seed.";
-  if (compares(study))
-    text += " Differences are taken seed by seed; p is of the paired t test, adjusted (Holm) for all rows.";
-  text += "\n";
-  std::string notes;
-  for (const TableRow& row : rows) {
-    Line name = row_head(study, row);
-    name.pop_back();
-    if (!row.notes.empty())
-      notes +=
-          "- " + joined(name, ", ", escape_markdown) + ": " + joined(row.notes, "; ", escape_markdown) + "\n";
-  }
-  return notes.empty() ? text : text + "\n" + notes;
-}
-
-std::string csv_table(const Study& study, const std::vector<TableRow>& rows) {
-  Line line = head(study);
-  for (const std::string& measure : study.measures) {
-    for (const char* column : {"mean", "half_width", "difference", "difference_half_width", "difference_p",
-                               "difference_p_holm", "diverged"})
-      line.push_back(measure + " " + column);
-  }
-  std::string text = joined(line, ",", escape_csv) + "\n";
-  for (const TableRow& row : rows) {
-    line = row_head(study, row);
-    for (size_t i = 0; i < study.measures.size(); ++i) {
-      const Comparison& comparison = row.measures[i];
-      const PairedDifference difference = comparison.difference.value_or(PairedDifference{});
-      for (const auto& value : {comparison.values.mean, comparison.values.half_width, difference.mean,
-                                difference.half_width, difference.p, comparison.p_holm})
-        line.push_back(exact(value));
-      line.push_back(std::to_string(comparison.diverged));
-    }
-    text += joined(line, ",", escape_csv) + "\n";
-  }
-  return text;
-}
-
-std::string latex_table(const Study& study, const std::vector<TableRow>& rows) {
-  const std::vector<Line> lines = text_lines(study, rows);
-  const size_t left = keys_of(study).size() + 1;
-  std::string text = "\\begin{tabular}{" + std::string(left, 'l') + std::string(lines[0].size() - left, 'r') +
-                     "}\n\\hline\n";
-  for (size_t i = 0; i < lines.size(); ++i)
-    text += joined(lines[i], " & ", escape_latex) + " \\\\\n" + (i == 0 ? "\\hline\n" : "");
-  return text + "\\hline\n\\end{tabular}\n";
-}
-
-namespace {
 
 using nlohmann::ordered_json;
 
@@ -579,6 +350,198 @@ ordered_json comparison_json(const ComparisonResult& result) {
 }
 
 }  // namespace
+
+std::vector<ComparisonResult> compute_comparisons(const Study& study, const std::vector<StudyRun>& runs,
+                                                  const std::vector<RunRecord>& records,
+                                                  const RunValues& values) {
+  std::vector<ComparisonResult> results;
+  for (const PlannedComparison& planned : study.compare)
+    results.push_back(compute(planned, values_by_variant(study, runs, records, values, planned.measure)));
+  return results;
+}
+
+void decide(std::vector<ComparisonResult>& results) {
+  std::map<std::string, std::vector<ComparisonResult*>> families;
+  for (ComparisonResult& result : results) {
+    if (!result.planned.family.empty()) families[result.planned.family].push_back(&result);
+  }
+  for (const auto& [family, members] : families) {
+    std::vector<double> p;
+    for (const ComparisonResult* result : members) p.push_back(result->difference.p.value_or(1));
+    const std::vector<double> adjusted = holm(p);
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (members[i]->difference.p) members[i]->p_holm = adjusted[i];
+      members[i]->verdicts = verdicts_of(*members[i]);
+    }
+  }
+}
+
+std::string comparison_table(const std::vector<ComparisonResult>& results) {
+  if (results.empty()) return "";
+  std::string text =
+      "| comparison | of | measure | n | result | std | t | p | p (Holm) | verdict |\n"
+      "|---|---|---|---:|---:|---:|---:|---:|---:|---|\n";
+  for (const ComparisonResult& result : results) {
+    const PlannedComparison& planned = result.planned;
+    const PairedDifference& difference = result.difference;
+    const auto number = [](const std::optional<double>& value, const char* pattern) {
+      return value ? format(pattern, *value) : std::string();
+    };
+    const std::vector<std::string> cells = {
+        planned.name,
+        formula_of(planned),
+        planned.measure,
+        std::to_string(planned.is_ratio() ? result.ratio.n : difference.n),
+        planned.is_ratio() ? ratio_text(result.ratio)
+                           : with_half_width(difference.mean, difference.half_width, true),
+        number(difference.standard_deviation, "%.2g"),
+        number(result.t, "%.2f"),
+        p_text(difference.p),
+        p_text(result.p_holm),
+        joined_verdicts(result)};
+    text += "| " + joined(cells, " | ", escape_markdown) + " |\n";
+  }
+  return text +
+         "\nDifferences are taken seed by seed, ± the half-width of the 95 % interval; brackets: Fieller's "
+         "interval. p (Holm) is adjusted within the family.\n";
+}
+
+std::string blind_text(const std::vector<ComparisonResult>& results) {
+  std::string text;
+  for (const ComparisonResult& result : results) {
+    if (result.planned.is_ratio()) continue;
+    const PairedDifference& difference = result.difference;
+    text += result.planned.name + ": n " + std::to_string(difference.n);
+    if (difference.standard_deviation)
+      text += format(", standard deviation of the paired differences %.4g", *difference.standard_deviation);
+    text += "\n";
+  }
+  return text;
+}
+
+std::vector<TableRow> make_rows(const Study& study, const std::vector<StudyRun>& runs,
+                                const std::vector<RunRecord>& records, const RunValues& values) {
+  const size_t variants = study.variants.size();
+  std::vector<TableRow> rows;
+  std::vector<size_t> baselines;
+  for (size_t i = 0; i < variants * study.points.size(); ++i) {
+    rows.push_back({.variant = i % variants, .point = i / variants});
+    baselines.push_back(i - i % variants);
+  }
+  std::vector<std::vector<ValuesBySeed>> by_measure(study.measures.size(),
+                                                    std::vector<ValuesBySeed>(rows.size()));
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (records[i].status != RunStatus::kDone) continue;
+    const size_t row = runs[i].point * variants + runs[i].variant;
+    ++rows[row].n;
+    for (size_t measure = 0; measure < study.measures.size(); ++measure)
+      by_measure[measure][row].emplace(runs[i].seed, values[i][measure]);
+  }
+  for (const std::vector<ValuesBySeed>& groups : by_measure) {
+    const std::vector<Comparison> compared = compare(groups, baselines);
+    for (size_t row = 0; row < rows.size(); ++row) rows[row].measures.push_back(compared[row]);
+  }
+  for (size_t row = 0; row < rows.size(); ++row)
+    rows[row].notes = notes_of(rows, row, study.measures, by_measure);
+  return rows;
+}
+
+StudyResults ResultsReader::read(const std::vector<RunRecord>& records,
+                                 const std::vector<ComparisonResult>& together) {
+  StudyResults results;
+  for (size_t i = 0; i < runs_.size(); ++i) {
+    if (records[i].status != RunStatus::kDone) {
+      results.values.emplace_back(study_.measures.size());
+      continue;
+    }
+    const size_t commands = commands_done(records[i], study_.after);
+    auto& [known_commands, values] = known_[i];
+    if (values.empty() || known_commands != commands) {
+      const runs::RunHistory history = runs::read_run_history(metrics_of_run(runs_[i]));
+      values.clear();
+      for (const std::string& measure : study_.measures)
+        values.push_back(value_of(study_, runs_[i], records[i], history, measure));
+      known_commands = commands;
+    }
+    results.values.push_back(values);
+  }
+  results.rows = make_rows(study_, runs_, records, results.values);
+  results.comparisons = compute_comparisons(study_, runs_, records, results.values);
+  results.comparisons.insert(results.comparisons.end(), together.begin(), together.end());
+  decide(results.comparisons);
+  return results;
+}
+
+std::string with_half_width(const std::optional<double>& mean, const std::optional<double>& half_width,
+                            bool with_sign) {
+  if (!mean) return "";
+  const double width = half_width.value_or(0);
+  if (width == 0) {
+    const std::string text = format(with_sign ? "%+.6g" : "%.6g", *mean);
+    return half_width ? text + " ± 0" : text;
+  }
+  const int decimals = std::clamp(1 - static_cast<int>(std::floor(std::log10(width))), 0, 15);
+  const std::string text = format(with_sign ? "%+.*f" : "%.*f", decimals, *mean);
+  return text + " ± " + format("%.*f", decimals, width);
+}
+
+std::string markdown_table(const Study& study, const std::vector<TableRow>& rows) {
+  const std::vector<Line> lines = text_lines(study, rows);
+  const size_t left = study.points.front().size() + 1;  // left-aligned columns
+  std::string text;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    text += "| " + joined(lines[i], " | ", escape_markdown) + " |\n";
+    if (i > 0) continue;
+    for (size_t column = 0; column < lines[0].size(); ++column) text += column < left ? "|---" : "|---:";
+    text += "|\n";
+  }
+  text += "\nMean ± half-width of its 95 % confidence interval (Student's t) over n runs, one per seed.";
+  if (compares(study))
+    text += " Differences are taken seed by seed; p is of the paired t test, adjusted (Holm) for all rows.";
+  text += "\n";
+  std::string notes;
+  for (const TableRow& row : rows) {
+    Line name = row_head(study, row);
+    name.pop_back();
+    if (!row.notes.empty())
+      notes +=
+          "- " + joined(name, ", ", escape_markdown) + ": " + joined(row.notes, "; ", escape_markdown) + "\n";
+  }
+  return notes.empty() ? text : text + "\n" + notes;
+}
+
+std::string csv_table(const Study& study, const std::vector<TableRow>& rows) {
+  Line line = head(study);
+  for (const std::string& measure : study.measures) {
+    for (const char* column : {"mean", "half_width", "difference", "difference_half_width", "difference_p",
+                               "difference_p_holm", "diverged"})
+      line.push_back(measure + " " + column);
+  }
+  std::string text = joined(line, ",", escape_csv) + "\n";
+  for (const TableRow& row : rows) {
+    line = row_head(study, row);
+    for (size_t i = 0; i < study.measures.size(); ++i) {
+      const Comparison& comparison = row.measures[i];
+      const PairedDifference difference = comparison.difference.value_or(PairedDifference{});
+      for (const auto& value : {comparison.values.mean, comparison.values.half_width, difference.mean,
+                                difference.half_width, difference.p, comparison.p_holm})
+        line.push_back(exact(value));
+      line.push_back(std::to_string(comparison.diverged));
+    }
+    text += joined(line, ",", escape_csv) + "\n";
+  }
+  return text;
+}
+
+std::string latex_table(const Study& study, const std::vector<TableRow>& rows) {
+  const std::vector<Line> lines = text_lines(study, rows);
+  const size_t left = study.points.front().size() + 1;
+  std::string text = "\\begin{tabular}{" + std::string(left, 'l') + std::string(lines[0].size() - left, 'r') +
+                     "}\n\\hline\n";
+  for (size_t i = 0; i < lines.size(); ++i)
+    text += joined(lines[i], " & ", escape_latex) + " \\\\\n" + (i == 0 ? "\\hline\n" : "");
+  return text + "\\hline\n\\end{tabular}\n";
+}
 
 std::string markdown_results(const Study& study, const StudyResults& results) {
   const std::string table = markdown_table(study, results.rows);

@@ -33,11 +33,13 @@ struct ComparisonResult {
   std::string note{};  // reason for a missing number
 };
 
+using RunValues = std::vector<std::vector<RunValue>>;  // by run, then measure
+
 // Computes the differences and ratios from the values of the runs. Runs that are not done or have no value
 // are left out with their pairs.
 std::vector<ComparisonResult> compute_comparisons(const Study& study, const std::vector<StudyRun>& runs,
                                                   const std::vector<RunRecord>& records,
-                                                  const std::vector<std::vector<RunValue>>& values);
+                                                  const RunValues& values);
 
 // Sets p_holm and the verdicts. Comparisons with the same family share one correction. A comparison of a
 // family that has no p yet counts as p = 1, so that a part of a study does not look more certain than the
@@ -60,7 +62,7 @@ struct TableRow {
 };
 
 struct StudyResults {
-  std::vector<std::vector<RunValue>> values{};  // by run, then measure; none for a run that is not done
+  RunValues values{};                           // none for a run that is not done
   std::vector<TableRow> rows{};                 // by grid point, then variant; the baseline comes first
   std::vector<ComparisonResult> comparisons{};  // the study's planned ones, then `together`
 };
@@ -69,8 +71,10 @@ struct StudyResults {
 class ResultsReader {
  public:
   ResultsReader(const Study& study, const std::vector<StudyRun>& runs) : study_(study), runs_(runs) {}
-  // Sets the values of a run, which are then not read from its folder.
-  void set(size_t run, std::vector<RunValue> values) { given_[run] = std::move(values); }
+  // Sets the values of a complete run, which are then not read from its folder.
+  void set(size_t run, std::vector<RunValue> values) {
+    known_[run] = {study_.after.size(), std::move(values)};
+  }
   // `together` are comparisons of other studies, which share families with those of this study.
   //
   // Throws DataError if the metrics of a done run cannot be read.
@@ -82,12 +86,10 @@ class ResultsReader {
   const std::vector<StudyRun>& runs_;
   // By run: the number of commands that had succeeded after it, and its values then.
   std::map<size_t, std::pair<size_t, std::vector<RunValue>>> known_;
-  std::map<size_t, std::vector<RunValue>> given_;
 };
 
 std::vector<TableRow> make_rows(const Study& study, const std::vector<StudyRun>& runs,
-                                const std::vector<RunRecord>& records,
-                                const std::vector<std::vector<RunValue>>& values);
+                                const std::vector<RunRecord>& records, const RunValues& values);
 
 // Formats the table of a study as Markdown, CSV and LaTeX.
 //
@@ -95,13 +97,11 @@ std::vector<TableRow> make_rows(const Study& study, const std::vector<StudyRun>&
 // interval). With several variants it also has columns of the difference from the baseline and of p. A number
 // that cannot be computed is left blank.
 
-// Returns a Markdown table, followed by the reasons for blank cells.
+// - Markdown: the reasons for blank cells follow the table.
+// - CSV (RFC 4180 with lines that end in \n): each number has its own column and full precision.
+// - LaTeX: a tabular that needs no package.
 std::string markdown_table(const Study& study, const std::vector<TableRow>& rows);
-
-// Returns CSV (RFC 4180 with lines that end in \n). Each number has its own column and full precision.
 std::string csv_table(const Study& study, const std::vector<TableRow>& rows);
-
-// Returns a LaTeX tabular that needs no package.
 std::string latex_table(const Study& study, const std::vector<TableRow>& rows);
 
 // Returns, for example, "3.142 ± 0.021": the half-width with two significant digits and the mean with as many
@@ -125,7 +125,6 @@ std::string with_half_width(const std::optional<double>& mean, const std::option
 std::string study_json(const Study& study, const std::vector<StudyRun>& runs,
                        const std::vector<RunRecord>& records, const StudyResults& results);
 
-// Returns table.md: the table, and the table of the planned comparisons.
 std::string markdown_results(const Study& study, const StudyResults& results);
 
 // Writes study.json, table.md, table.csv and table.tex to the study's output directory, each atomically.

@@ -1,13 +1,9 @@
 #include "dtopp/study/run_folder.h"
 
-#include <algorithm>
-#include <charconv>
-
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/runs/run_directory.h"
@@ -77,13 +73,6 @@ std::string move_aside(const StudyRun& run, const Content& content) {
          "); moved to " + aside.string();
 }
 
-RunStatus status_of(const JsonFields& fields) {
-  const std::string text = fields.text("status");
-  const auto status = enum_named<RunStatus>(text);
-  if (!status) fields.fail("status", "expected pending, done or failed, got '", text, "'");
-  return *status;
-}
-
 }  // namespace
 
 std::string to_text(const AfterCommand& command) { return command.name + ": " + command.line; }
@@ -97,23 +86,14 @@ bool is_complete(const RunRecord& record, const std::vector<AfterCommand>& after
   return record.status == RunStatus::kDone && commands_done(record, after) == after.size();
 }
 
-fs::path result_of(const StudyRun& run, const AfterCommand& command) {
-  return run.directory / "after" / (command.name + ".json");
-}
-fs::path console_of(const StudyRun& run, const AfterCommand& command) {
-  return run.directory / "after" / (command.name + ".log");
-}
-fs::path config_of_run(const StudyRun& run) { return run.directory / "study-run.yaml"; }
-fs::path console_of_run(const StudyRun& run) { return run.directory / "console.log"; }
-fs::path metrics_of_run(const StudyRun& run) { return run.directory / "metrics.jsonl"; }
-
 RunRecord read_record(const StudyRun& run) {
   const auto fields = read_fields(run.directory);
   if (!fields || !content_of(run, fields).is_same) return {};
-  RunRecord record{.status = status_of(*fields), .seconds = fields->numbers("seconds").front()};
-  if (fields->has("cause")) record.cause = fields->text("cause");
-  if (fields->has("after")) record.after = fields->texts("after");
-  return record;
+  const std::string text = fields->text("status");
+  const auto status = enum_named<RunStatus>(text);
+  if (!status) fields->fail("status", "expected pending, done or failed, got '", text, "'");
+  return {*status, fields->get<std::string>("cause", ""), fields->numbers("seconds").front(),
+          fields->get<std::vector<std::string>>("after", {})};
 }
 
 bool holds_run(const fs::path& directory, const std::string& hash) {

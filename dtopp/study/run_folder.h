@@ -50,11 +50,15 @@ std::vector<std::string> prepare_folder(const StudyRun& run);
 // Returns whether the folder holds the run with this checksum (StudyRun::hash).
 bool holds_run(const std::filesystem::path& directory, const std::string& hash);
 
-std::filesystem::path config_of_run(const StudyRun& run);                            // study-run.yaml
-std::filesystem::path console_of_run(const StudyRun& run);                           // console.log
-std::filesystem::path metrics_of_run(const StudyRun& run);                           // metrics.jsonl
-std::filesystem::path result_of(const StudyRun& run, const AfterCommand& command);   // after/NAME.json
-std::filesystem::path console_of(const StudyRun& run, const AfterCommand& command);  // after/NAME.log
+inline std::filesystem::path config_of_run(const StudyRun& run) { return run.directory / "study-run.yaml"; }
+inline std::filesystem::path console_of_run(const StudyRun& run) { return run.directory / "console.log"; }
+inline std::filesystem::path metrics_of_run(const StudyRun& run) { return run.directory / "metrics.jsonl"; }
+inline std::filesystem::path result_of(const StudyRun& run, const AfterCommand& command) {
+  return run.directory / "after" / (command.name + ".json");
+}
+inline std::filesystem::path console_of(const StudyRun& run, const AfterCommand& command) {
+  return run.directory / "after" / (command.name + ".log");
+}
 
 // Returns the last step in the run's metrics.jsonl. It is 0 before the first step, and if the folder holds a
 // run with another configuration.

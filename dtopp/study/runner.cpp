@@ -1,22 +1,15 @@
 #include "dtopp/study/runner.h"
 
-#include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <csignal>
 #include <sstream>
 #include <system_error>
-#include <utility>
-
-#include <fcntl.h>
 
 #include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
-#include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/runs/run_history.h"
 #include "dtopp/study/results.h"
-#include "dtopp/study/statistics.h"
 
 namespace dtopp::study {
 namespace {
@@ -28,14 +21,59 @@ double share_done(const StudyRun& run) {
   return std::min(1.0, static_cast<double>(last_step(run)) / static_cast<double>(run.config.training.steps));
 }
 
+constexpr int kWaitMilliseconds = 1000;  // between two progress updates
+constexpr int kStopped = static_cast<int>(ExitStatus::kStopped);
+
+// Describes how a process ended, with the last error that it printed. Somebody may have truncated or removed
+// its console file.
+std::string cause_of(const std::filesystem::path& console, const launch::ChildEnd& end,
+                     uint64_t console_begin) {
+  if (end.signal != 0) return "killed by " + launch::signal_name(end.signal);
+  std::string cause = "ended with status " + std::to_string(end.status);
+  try {
+    constexpr std::string_view kMark = "dtopp: error: ";
+    std::string text = read_file(console);
+    if (console_begin <= text.size()) text.erase(0, console_begin);
+    const size_t mark = text.rfind(kMark);
+    if (mark != std::string::npos)
+      cause += ": " + text.substr(mark + kMark.size(), text.find('\n', mark) - mark - kMark.size());
+  } catch (const DataError&) {
+  }
+  return cause;
+}
+
+void replace(std::string& word, std::string_view name, const std::string& value) {
+  for (size_t at = word.find(name); at != std::string::npos; at = word.find(name, at + value.size()))
+    word.replace(at, name.size(), value);
+}
+
+std::vector<std::string> words_of(const AfterCommand& command, const StudyRun& run) {
+  std::istringstream line(command.line);
+  std::vector<std::string> words;
+  for (std::string word; line >> word; words.push_back(word)) {
+    replace(word, "{run}", run.directory.string());
+    replace(word, "{result}", result_of(run, command).string());
+  }
+  return words;
+}
+
+constexpr double kHour = 3600;
+constexpr double kStart = 2;               // seconds from a run's start to its first step
+constexpr double kForwardShare = 1.0 / 3;  // share of a training step's FLOPs
+
+std::string forecast_line(int width, const std::string& name, const std::string& status,
+                          const std::string& steps, const std::string& flops, const std::string& hours) {
+  return format("%-*s  %-8s%10s%10s%10s\n", width, name.c_str(), status.c_str(), steps.c_str(), flops.c_str(),
+                hours.c_str());
+}
+
 }  // namespace
 
 StudyProgress::StudyProgress(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
-                             const std::vector<double>& costs, std::FILE* stream)
+                             const std::vector<double>& costs)
     : runs_(runs),
       records_(records),
       costs_(costs),
-      line_(stream),
       began_(Clock::now()),
       next_draw_(line_.on_terminal() ? began_ : began_ + kLineElsewhere) {
   for (size_t i = 0; i < runs.size(); ++i) {
@@ -51,14 +89,11 @@ bool StudyProgress::counts(size_t index) const {
   return runs_[index].selected || records_[index].status == RunStatus::kDone;
 }
 
-double StudyProgress::done_share(size_t index) const {
-  return records_[index].status != RunStatus::kPending ? 1 : share_done(runs_[index]);
-}
-
 double StudyProgress::cost_done() const {
   double cost = 0;
   for (size_t i = 0; i < runs_.size(); ++i) {
-    if (counts(i)) cost += costs_[i] * done_share(i);
+    if (!counts(i)) continue;
+    cost += costs_[i] * (records_[i].status == RunStatus::kPending ? share_done(runs_[i]) : 1);
   }
   return cost;
 }
@@ -84,48 +119,6 @@ void StudyProgress::draw(const std::vector<size_t>& running) {
   next_draw_ = line_.on_terminal() ? now : now + kLineElsewhere;
   line_.draw(line(running, std::chrono::duration<double>(now - began_).count()));
 }
-
-namespace {
-
-constexpr int kWaitMilliseconds = 1000;  // between two progress updates
-constexpr int kStopped = static_cast<int>(ExitStatus::kStopped);
-
-// Describes how a process ended, with the last error that it printed. Somebody may have truncated or removed
-// its console file.
-std::string cause_of(const std::filesystem::path& console, const launch::ChildEnd& end,
-                     uint64_t console_begin) {
-  if (end.signal != 0) return "killed by " + launch::signal_name(end.signal);
-  std::string cause = "ended with status " + std::to_string(end.status);
-  constexpr std::string_view kMark = "dtopp: error: ";
-  std::string text;
-  try {
-    text = read_file(console);
-  } catch (const DataError&) {
-    return cause;
-  }
-  if (console_begin <= text.size()) text.erase(0, console_begin);
-  const size_t mark = text.rfind(kMark);
-  if (mark == std::string::npos) return cause;
-  const size_t begin = mark + kMark.size();
-  return cause.append(": ").append(text, begin, text.find('\n', begin) - begin);
-}
-
-void replace(std::string& word, std::string_view name, const std::string& value) {
-  for (size_t at = word.find(name); at != std::string::npos; at = word.find(name, at + value.size()))
-    word.replace(at, name.size(), value);
-}
-
-std::vector<std::string> words_of(const AfterCommand& command, const StudyRun& run) {
-  std::istringstream line(command.line);
-  std::vector<std::string> words;
-  for (std::string word; line >> word; words.push_back(word)) {
-    replace(word, "{run}", run.directory.string());
-    replace(word, "{result}", result_of(run, command).string());
-  }
-  return words;
-}
-
-}  // namespace
 
 StudyRunner::StudyRunner(const std::vector<StudyRun>& runs, std::vector<RunRecord>& records,
                          const RunnerOptions& options)
@@ -284,20 +277,6 @@ void StudyRunner::note_end(const Running& run, const launch::ChildEnd& end) {
   progress_.make_due();
 }
 
-namespace {
-
-constexpr double kHour = 3600;
-constexpr double kStart = 2;               // seconds from a run's start to its first step
-constexpr double kForwardShare = 1.0 / 3;  // share of a training step's FLOPs
-
-std::string forecast_line(int width, const std::string& name, const std::string& status,
-                          const std::string& steps, const std::string& flops, const std::string& hours) {
-  return format("%-*s  %-8s%10s%10s%10s\n", width, name.c_str(), status.c_str(), steps.c_str(), flops.c_str(),
-                hours.c_str());
-}
-
-}  // namespace
-
 ReachedShare reached_share(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
                            const std::vector<RunCost>& costs) {
   ReachedShare reached;
@@ -315,9 +294,8 @@ ReachedShare reached_share(const std::vector<StudyRun>& runs, const std::vector<
   return reached;
 }
 
-double flops_of(const config::RunConfig& config, double flops_per_token, double tokens_per_step) {
-  const auto steps = static_cast<double>(config.training.steps);
-  double tokens = steps * tokens_per_step;
+double flops_of(const config::RunConfig& config, uint64_t flops_per_token, uint64_t tokens_per_step) {
+  double tokens = static_cast<double>(config.training.steps) * static_cast<double>(tokens_per_step);
   if (config.validation.every > 0 && !config.data.validation.empty()) {
     const int64_t every = config.validation.every;
     const int64_t validations = 1 + (config.training.steps + every - 1) / every;
@@ -326,7 +304,7 @@ double flops_of(const config::RunConfig& config, double flops_per_token, double 
     tokens += kForwardShare * static_cast<double>(validations * config.validation.tokens) *
               static_cast<double>(sources);
   }
-  return tokens * flops_per_token;
+  return tokens * static_cast<double>(flops_per_token);
 }
 
 std::string forecast_table(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
@@ -335,8 +313,7 @@ std::string forecast_table(const std::vector<StudyRun>& runs, const std::vector<
   for (const StudyRun& run : runs) width = std::max(width, run.name.size());
   const int columns = static_cast<int>(width);
   std::string text = forecast_line(columns, "run", "status", "steps", "FLOPs", "hours");
-  double flops = 0;
-  double seconds = 0;
+  double flops = 0, seconds = 0;
   for (size_t i = 0; i < runs.size(); ++i) {
     const bool is_left = records[i].status != RunStatus::kDone && runs[i].selected;
     const double left = is_left ? costs[i].flops * (1 - share_done(runs[i])) : 0;

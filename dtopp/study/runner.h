@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <deque>
 #include <filesystem>
 #include <optional>
@@ -21,7 +20,7 @@ class StudyProgress {
  public:
   // `costs` holds one cost per run; progress is their completed share. The vectors must outlive this object.
   StudyProgress(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,
-                const std::vector<double>& costs, std::FILE* stream = stderr);
+                const std::vector<double>& costs);
 
   // Redraws in place on a terminal. Elsewhere it prints one line per minute, and one after make_due().
   void draw(const std::vector<size_t>& running);
@@ -38,13 +37,12 @@ class StudyProgress {
   using Clock = std::chrono::steady_clock;
 
   bool counts(size_t index) const;
-  double done_share(size_t index) const;
   double cost_done() const;
 
   const std::vector<StudyRun>& runs_;
   const std::vector<RunRecord>& records_;
   const std::vector<double>& costs_;
-  StatusLine line_;
+  StatusLine line_{stderr};
   Clock::time_point began_, next_draw_;
   double total_ = 0;
   int64_t total_runs_ = 0;
@@ -146,7 +144,7 @@ ReachedShare reached_share(const std::vector<StudyRun>& runs, const std::vector<
 // Returns the FLOPs of training and validation. A validation token costs a third of a training token, because
 // it has no backward pass. Validations run before the first step, every validation.every steps and after the
 // last step.
-double flops_of(const config::RunConfig& config, double flops_per_token, double tokens_per_step);
+double flops_of(const config::RunConfig& config, uint64_t flops_per_token, uint64_t tokens_per_step);
 
 // Returns a table with one line per run (name, status, steps, remaining FLOPs and hours) and the totals.
 std::string forecast_table(const std::vector<StudyRun>& runs, const std::vector<RunRecord>& records,

@@ -43,12 +43,29 @@ double quantile_of(size_t n) {
   return boost::math::quantile(boost::math::complement(distribution_of(n), kOutside / 2));
 }
 
-double half_width(size_t n, double error) { return error * quantile_of(n); }
-
 double largest(std::span<const double> values) {
   double most = 0;
   for (const double value : values) most = std::max(most, std::abs(value));
   return most;
+}
+
+PairedDifference difference_of(const ValuesBySeed& group, const ValuesBySeed& baseline) {
+  std::vector<double> values, paired;
+  for (const auto& [seed, run] : group) {
+    const auto other = baseline.find(seed);
+    if (!run.value || other == baseline.end() || !other->second.value) continue;
+    values.push_back(*run.value);
+    paired.push_back(*other->second.value);
+  }
+  return paired_difference(values, paired);
+}
+
+// A validation, or a count of all steps so far.
+bool is_of_last_line(std::string_view measure) {
+  constexpr std::array<std::string_view, 4> kSoFar = {"train/active_flops", "train/active_experts_mean",
+                                                      "train/skipped_steps", "throughput/seconds"};
+  return measure.starts_with("val/") || measure.starts_with("eval/") ||
+         std::ranges::find(kSoFar, measure) != kSoFar.end();
 }
 
 }  // namespace
@@ -58,7 +75,7 @@ Interval mean_interval(std::span<const double> values) {
   if (values.empty() || !all_finite(values)) return interval;
   const Moments moments = moments_of(values);
   interval.mean = moments.mean;
-  if (values.size() > 1) interval.half_width = half_width(values.size(), moments.error);
+  if (values.size() > 1) interval.half_width = moments.error * quantile_of(values.size());
   return interval;
 }
 
@@ -82,7 +99,7 @@ PairedDifference paired_difference(std::span<const double> values, std::span<con
     difference.half_width = 0;
     return difference;
   }
-  difference.half_width = half_width(values.size(), moments.error);
+  difference.half_width = moments.error * quantile_of(values.size());
   const double t = std::abs(moments.mean) / moments.error;
   difference.p = 2 * boost::math::cdf(boost::math::complement(distribution_of(values.size()), t));
   return difference;
@@ -128,29 +145,6 @@ std::vector<double> holm(const std::vector<double>& p) {
   }
   return adjusted;
 }
-
-namespace {
-
-PairedDifference difference_of(const ValuesBySeed& group, const ValuesBySeed& baseline) {
-  std::vector<double> values, paired;
-  for (const auto& [seed, run] : group) {
-    const auto other = baseline.find(seed);
-    if (!run.value || other == baseline.end() || !other->second.value) continue;
-    values.push_back(*run.value);
-    paired.push_back(*other->second.value);
-  }
-  return paired_difference(values, paired);
-}
-
-// A validation, or a count of all steps so far.
-bool is_of_last_line(std::string_view measure) {
-  constexpr std::array<std::string_view, 4> kSoFar = {"train/active_flops", "train/active_experts_mean",
-                                                      "train/skipped_steps", "throughput/seconds"};
-  return measure.starts_with("val/") || measure.starts_with("eval/") ||
-         std::ranges::find(kSoFar, measure) != kSoFar.end();
-}
-
-}  // namespace
 
 RunValue value_of_run(const runs::RunHistory& history, const std::string& measure) {
   const auto found = history.series.find(measure);

@@ -1,10 +1,7 @@
 #include "dtopp/study/study_file.h"
 
-#include <limits>
-
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
 

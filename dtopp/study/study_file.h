@@ -25,7 +25,7 @@ struct StudyCurve {
   std::vector<double> x, mean, half_width;
 };
 
-// Returns whether `path` is the folder of a study, or its study.json.
+// `path` is the folder of a study, or its study.json.
 bool is_study(const std::filesystem::path& path);
 
 struct StudyFile {

@@ -1,14 +1,11 @@
 #include "dtopp/tasks/evaluation_files.h"
 
-#include <algorithm>
 #include <array>
 #include <exception>
-#include <limits>
 #include <system_error>
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
@@ -52,11 +49,6 @@ void require_replaceable(const fs::path& file, const EvaluatedModel& model, cons
                      label_of(model), "; name another file, or a folder");
   if (!same_data)
     throw UsageError(file, ": holds the results of other data or of other options; name another file");
-}
-
-void read_tasks(const Json& tasks, Evaluation& evaluation) {
-  for (const auto& [name, task] : tasks.items())
-    evaluation.tasks[name] = {task.at("accuracy").get<double>(), task.at("stderr").get<double>()};
 }
 
 // Returns NaN for a member that is missing or null, as a number that is not finite is stored.
@@ -122,14 +114,17 @@ void read_sweep(const Json& json, const fs::path& file, std::map<EvaluatedModel,
 }
 
 void read_one(const Json& json, const fs::path& file, std::map<EvaluatedModel, Evaluation>& by_model) {
-  if (json.contains("tasks") && json.contains("average"))
-    read_tasks(json["tasks"], by_model[read_model(json)]);
-  else if (json.contains("layers") && json.contains("tokens_by"))
+  if (json.contains("tasks") && json.contains("average")) {
+    auto& scores = by_model[read_model(json)].tasks;
+    for (const auto& [name, task] : json["tasks"].items())
+      scores[name] = {task.at("accuracy"), task.at("stderr")};
+  } else if (json.contains("layers") && json.contains("tokens_by")) {
     read_activations(json, file, by_model[read_model(json)]);
-  else if (json.contains("nll") && json.contains("perplexity"))
+  } else if (json.contains("nll") && json.contains("perplexity")) {
     read_texts(json, file, by_model[read_model(json)]);
-  else if (json.contains("sweep"))
+  } else if (json.contains("sweep")) {
     read_sweep(json, file, by_model);
+  }
 }
 
 }  // namespace
@@ -152,10 +147,8 @@ fs::path results_file(const fs::path& output, const std::string& kind, const Eva
                       const Json& measured) {
   fs::path file = output;
   if (!output.has_filename() || path_kind(output) == PathKind::kDirectory) {
-    const std::string step = format("-step-%08ld", model.step);
-    const std::string experts =
-        model.target_experts > 0 ? "-experts-" + format("%g", model.target_experts) : "";
-    file /= kind + step + experts + (model.in_bf16 ? "-bf16" : "") + ".json";
+    const std::string experts = model.target_experts > 0 ? format("-experts-%g", model.target_experts) : "";
+    file /= kind + format("-step-%08ld", model.step) + experts + (model.in_bf16 ? "-bf16" : "") + ".json";
   }
   require_replaceable(file, model, measured);
   return file;

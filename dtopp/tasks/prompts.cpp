@@ -49,8 +49,6 @@ class PythonSet {
  public:
   size_t size() const { return used_; }
 
-  bool contains(int64_t value) const { return slots_[search(value).slot] == value; }
-
   void insert(int64_t value) {
     const Found found = search(value);
     if (slots_[found.slot] == value) return;
@@ -120,6 +118,52 @@ class PythonSet {
   size_t used_ = 0;
 };
 
+constexpr char kExampleDelimiter[] = "\n";
+constexpr int64_t kSpareAnswerTokens = 10;
+
+using Ids = std::vector<int32_t>;
+
+// A question with its answer, in the form of an example.
+std::string example_text(const Task& task, const TaskItem& item) {
+  const auto gold = static_cast<size_t>(item.gold);
+  std::string text(task.prelimiter);
+  text.append(task.type == TaskType::kSchema ? item.choices[gold] : item.question);
+  text.append(task.continuation_delimiter);
+  if (task.type == TaskType::kMultipleChoice) return text.append(item.choices[gold]);
+  return text.append(task.type == TaskType::kGeneration ? item.worked_answer : item.continuation);
+}
+
+std::string with_leading_space(const std::string& text) { return text.starts_with(' ') ? text : " " + text; }
+
+std::vector<Ids> encode_all(const data::Tokenizer& tokenizer, const std::vector<std::string>& texts) {
+  std::vector<Ids> ids;
+  for (const std::string& text : texts) ids.push_back(tokenizer.encode(text));
+  return ids;
+}
+
+// Adds one context per choice, or a single one if all choices share it.
+void add_contexts(Request& request, const Ids& preamble, const std::vector<Ids>& contexts) {
+  bool shared = contexts.size() == 1;
+  for (size_t choice = 0; choice < request.num_sequences(); ++choice) {
+    const Ids& context = contexts[contexts.size() == 1 ? 0 : choice];
+    const size_t continuation = request.continuations.empty() ? 0 : request.continuations[choice].size();
+    const int64_t room = kMaxPromptTokens - request.max_new_tokens - static_cast<int64_t>(continuation);
+    if (room < 1)
+      throw DataError("item ", request.index, ": its continuation leaves no tokens for a context in ",
+                      kMaxPromptTokens, " tokens");
+    const auto size = static_cast<int64_t>(preamble.size() + context.size());
+    const int64_t cut = std::max<int64_t>(0, size - room);
+    request.cut_tokens.push_back(cut);
+    shared = shared && cut == request.cut_tokens.front();
+    const int64_t cut_preamble = std::min(cut, static_cast<int64_t>(preamble.size()));
+    Ids& ids = request.contexts.emplace_back(preamble.begin() + cut_preamble, preamble.end());
+    ids.insert(ids.end(), context.begin() + (cut - cut_preamble), context.end());
+  }
+  if (!shared) return;
+  request.contexts.resize(1);
+  request.cut_tokens.resize(1);
+}
+
 }  // namespace
 
 std::vector<std::vector<int64_t>> draw_exemplars(int64_t num_items, int64_t shots, int64_t count) {
@@ -135,86 +179,15 @@ std::vector<std::vector<int64_t>> draw_exemplars(int64_t num_items, int64_t shot
     // random.sample() skips indices that it has drawn before; the set does the same.
     PythonSet chosen;
     while (chosen.size() < static_cast<size_t>(shots)) chosen.insert(draw_below(generator, bound));
-    if (chosen.contains(item)) {
-      chosen.erase(item);
-      while (chosen.size() < static_cast<size_t>(shots)) {
-        const int64_t value = draw_below(generator, bound);
-        if (value != item) chosen.insert(value);
-      }
+    chosen.erase(item);
+    while (chosen.size() < static_cast<size_t>(shots)) {
+      const int64_t value = draw_below(generator, bound);
+      if (value != item) chosen.insert(value);
     }
     exemplars[static_cast<size_t>(item)] = chosen.elements();
   }
   return exemplars;
 }
-
-namespace {
-
-constexpr char kExampleDelimiter[] = "\n";
-constexpr int64_t kSpareAnswerTokens = 10;
-
-using Ids = std::vector<int32_t>;
-
-// A question with its answer, in the form of an example.
-std::string example_text(const Task& task, const TaskItem& item) {
-  const auto gold = static_cast<size_t>(item.gold);
-  std::string text(task.prelimiter);
-  text.append(task.type == TaskType::kSchema ? item.choices[gold] : item.question);
-  text.append(task.continuation_delimiter);
-  switch (task.type) {
-    case TaskType::kMultipleChoice:
-      return text.append(item.choices[gold]);
-    case TaskType::kGeneration:
-      return text.append(item.worked_answer);
-    case TaskType::kSchema:
-    case TaskType::kLanguageModeling:
-      break;
-  }
-  return text.append(item.continuation);
-}
-
-void trim_right(std::string& text) { text.resize(text.find_last_not_of(" \t\r\n") + 1); }
-
-std::string with_leading_space(const std::string& text) { return text.starts_with(' ') ? text : " " + text; }
-
-std::vector<Ids> encode_all(const data::Tokenizer& tokenizer, const std::vector<std::string>& texts) {
-  std::vector<Ids> ids;
-  ids.reserve(texts.size());
-  for (const std::string& text : texts) ids.push_back(tokenizer.encode(text));
-  return ids;
-}
-
-// The ids of preamble and context together, without the first `cut`.
-Ids last_ids(const Ids& preamble, const Ids& context, int64_t cut) {
-  const int64_t cut_preamble = std::min(cut, static_cast<int64_t>(preamble.size()));
-  Ids ids(preamble.begin() + cut_preamble, preamble.end());
-  ids.insert(ids.end(), context.begin() + (cut - cut_preamble), context.end());
-  return ids;
-}
-
-// Adds one context per choice, or a single one if all choices share it.
-void add_contexts(Request& request, const Ids& preamble, const std::vector<Ids>& contexts) {
-  int64_t shared_cut = 0;
-  bool shared = contexts.size() == 1;
-  for (size_t choice = 0; choice < request.num_sequences(); ++choice) {
-    const Ids& context = contexts[contexts.size() == 1 ? 0 : choice];
-    const size_t continuation = request.continuations.empty() ? 0 : request.continuations[choice].size();
-    const int64_t room = kMaxPromptTokens - request.max_new_tokens - static_cast<int64_t>(continuation);
-    if (room < 1)
-      throw DataError("item ", request.index, ": its continuation leaves no tokens for a context in ",
-                      kMaxPromptTokens, " tokens");
-    const auto size = static_cast<int64_t>(preamble.size() + context.size());
-    const int64_t cut = std::max<int64_t>(0, size - room);
-    if (choice == 0) shared_cut = cut;
-    shared = shared && cut == shared_cut;
-    request.cut_tokens.push_back(cut);
-    request.contexts.push_back(last_ids(preamble, context, cut));
-  }
-  if (!shared) return;
-  request.contexts.resize(1);
-  request.cut_tokens.resize(1);
-}
-
-}  // namespace
 
 int64_t Request::longest() const {
   int64_t longest = 0;
@@ -243,7 +216,7 @@ PromptText make_prompt_text(const Task& task, std::span<const TaskItem> items, i
   }
   std::string context = start;
   context.append(task.prelimiter).append(item.question).append(task.continuation_delimiter);
-  trim_right(context);
+  context.resize(context.find_last_not_of(" \t\r\n") + 1);
   text.contexts.push_back(std::move(context));
   if (task.type == TaskType::kMultipleChoice)
     std::ranges::transform(item.choices, std::back_inserter(text.continuations), with_leading_space);
@@ -252,19 +225,17 @@ PromptText make_prompt_text(const Task& task, std::span<const TaskItem> items, i
   return text;
 }
 
-int64_t answer_budget(const Task& task, std::span<const TaskItem> items, const data::Tokenizer& tokenizer) {
-  if (task.type != TaskType::kGeneration) return 0;
-  size_t longest = 0;
-  for (const TaskItem& item : items)
-    longest = std::max(longest, tokenizer.encode(item.raw_worked_answer).size());
-  return static_cast<int64_t>(longest) + kSpareAnswerTokens;
-}
-
 std::vector<Request> make_requests(const Task& task, const DataSet& data, const data::Tokenizer& tokenizer,
                                    int64_t limit) {
   const auto num_items = static_cast<int64_t>(data.items.size());
   const auto exemplars = draw_exemplars(num_items, task.shots, std::min(limit, num_items));
-  const int64_t max_new_tokens = answer_budget(task, data.items, tokenizer);
+  int64_t max_new_tokens = 0;  // the same for every item
+  if (task.type == TaskType::kGeneration) {
+    size_t longest = 0;
+    for (const TaskItem& item : data.items)
+      longest = std::max(longest, tokenizer.encode(item.raw_worked_answer).size());
+    max_new_tokens = static_cast<int64_t>(longest) + kSpareAnswerTokens;
+  }
   std::vector<Request> requests;
   for (size_t item = 0; item < exemplars.size(); ++item) {
     Request request;

@@ -60,9 +60,6 @@ struct Request {
 PromptText make_prompt_text(const Task& task, std::span<const TaskItem> items, int64_t index,
                             std::span<const int64_t> exemplars);
 
-// Generation: the maximum number of new tokens for every item. 0 for other tasks.
-int64_t answer_budget(const Task& task, std::span<const TaskItem> items, const data::Tokenizer& tokenizer);
-
 // Requests for the first `limit` items of a data set. The other items still serve as examples.
 //
 // Throws:        DataError if a continuation leaves no tokens for a context

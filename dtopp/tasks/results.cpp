@@ -1,9 +1,7 @@
 #include "dtopp/tasks/results.h"
 
-#include <stdexcept>
 #include <system_error>
 
-#include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
@@ -29,6 +27,57 @@ std::string average_over(std::span<const TaskResult> results, std::span<const Lo
   if (left_out.empty()) return "";
   return "  over " + std::to_string(results.size()) + " of " +
          std::to_string(results.size() + left_out.size()) + " tasks";
+}
+
+// The paper's table "Inference performance comparison between Dense-1.3B and MoE-1.3B-6.9B-64E8A".
+const std::map<std::string_view, std::array<double, 4>> kRows = {
+    {"svamp", {5.3, 10.3, 8.3, 16.0}},
+    {"mmlu", {25.2, 26.6, 26.8, 27.4}},
+    {"arc_easy", {60.9, 65.7, 65.5, 67.1}},
+    {"arc_challenge", {34.4, 40.6, 40.9, 41.7}},
+    {"copa", {69.0, 82.0, 82.0, 85.0}},
+    {"piqa", {75.7, 78.9, 77.7, 78.1}},
+    {"hellaswag", {62.7, 69.1, 69.2, 70.9}},
+    {"winogrande", {62.7, 64.0, 66.3, 67.2}},
+    {"lambada_openai", {56.7, 61.5, 63.5, 62.5}},
+    {"boolq", {55.4, 63.9, 63.9, 65.4}},
+    {"agi_eval_lsat_rc", {26.2, 22.7, 23.8, 27.2}},
+    {"agi_eval_lsat_lr", {26.0, 26.4, 24.9, 25.5}},
+    {"agi_eval_sat_en", {26.5, 24.8, 27.7, 27.7}},
+    {"average", {45.1, 49.0, 49.3, 50.9}}};
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr char kFormat[] = "dtopp task result 3";
+
+std::string record_name(const Task& task) { return std::string(task.name) + ".json"; }
+std::string dump_name(const Task& task) { return std::string(task.name) + ".jsonl"; }
+
+// Throws json::exception, or DataError if a number is impossible.
+Tally read_tally(const json& sums, const DataSet& data, size_t items) {
+  const auto count = [&](size_t index) { return integer_of(sums.at(index)); };
+  const Tally tally{data.category, count(0), count(1), sums.at(2), count(3), {count(4), count(5)}};
+  const ExpertUse& experts = tally.experts;
+  const bool is_possible = std::min({tally.correct, tally.tokens, experts.selected, experts.routed}) >= 0 &&
+                           tally.correct <= tally.items && std::isfinite(tally.nll);
+  if (!is_possible || !std::cmp_equal(tally.items, items) || sums.size() != 6)
+    throw DataError("impossible results of a task");
+  return tally;
+}
+
+ordered_json to_json(const std::vector<Tally>& tallies) {
+  ordered_json sums = ordered_json::array();
+  for (const Tally& tally : tallies)
+    sums.push_back(
+        {tally.correct, tally.items, tally.nll, tally.tokens, tally.experts.selected, tally.experts.routed});
+  return sums;
+}
+
+void remove_file(const fs::path& path) {
+  std::error_code error;
+  fs::remove(path, error);
+  if (error) throw file_error("remove", path, error.value());
 }
 
 }  // namespace
@@ -163,7 +212,7 @@ std::string format_table_with_paper(std::span<const TaskResult> results, std::sp
   for (const std::string_view model : kPaperModels) table += format(" %6s", std::string(model).c_str());
   table += "   (paper)\n";
   const auto add_paper = [&](std::string_view row) {
-    for (const double percent : paper_results(row)) table += format(" %6.1f", percent);
+    for (const double percent : paper_results(row).value()) table += format(" %6.1f", percent);
     table += "\n";
   };
   for (const TaskResult& result : results) {
@@ -181,103 +230,10 @@ std::string format_table_with_paper(std::span<const TaskResult> results, std::sp
   return table;
 }
 
-namespace {
-
-struct Row {
-  std::string_view task;
-  std::array<double, 4> percent;
-};
-
-// The paper's table "Inference performance comparison between Dense-1.3B and MoE-1.3B-6.9B-64E8A".
-constexpr std::array<Row, 14> kRows = {{{"svamp", {5.3, 10.3, 8.3, 16.0}},
-                                        {"mmlu", {25.2, 26.6, 26.8, 27.4}},
-                                        {"arc_easy", {60.9, 65.7, 65.5, 67.1}},
-                                        {"arc_challenge", {34.4, 40.6, 40.9, 41.7}},
-                                        {"copa", {69.0, 82.0, 82.0, 85.0}},
-                                        {"piqa", {75.7, 78.9, 77.7, 78.1}},
-                                        {"hellaswag", {62.7, 69.1, 69.2, 70.9}},
-                                        {"winogrande", {62.7, 64.0, 66.3, 67.2}},
-                                        {"lambada_openai", {56.7, 61.5, 63.5, 62.5}},
-                                        {"boolq", {55.4, 63.9, 63.9, 65.4}},
-                                        {"agi_eval_lsat_rc", {26.2, 22.7, 23.8, 27.2}},
-                                        {"agi_eval_lsat_lr", {26.0, 26.4, 24.9, 25.5}},
-                                        {"agi_eval_sat_en", {26.5, 24.8, 27.7, 27.7}},
-                                        {"average", {45.1, 49.0, 49.3, 50.9}}}};
-
-}  // namespace
-
-std::array<double, 4> paper_results(std::string_view task) {
-  for (const Row& row : kRows) {
-    if (row.task == task) return row.percent;
-  }
-  throw std::out_of_range("the paper's table has no row " + std::string(task));
+std::optional<std::array<double, 4>> paper_results(std::string_view task) {
+  const auto row = kRows.find(task);
+  return row == kRows.end() ? std::nullopt : std::optional(row->second);
 }
-
-namespace {
-
-namespace fs = std::filesystem;
-using nlohmann::json;
-using nlohmann::ordered_json;
-
-constexpr char kFormat[] = "dtopp task result 3";
-
-std::string record_name(const Task& task) { return std::string(task.name) + ".json"; }
-std::string dump_name(const Task& task) { return std::string(task.name) + ".jsonl"; }
-
-// An integer from 0 to `most`; nullopt for anything else.
-std::optional<int64_t> read_count(const json& value, int64_t most) {
-  // nlohmann stores a number beyond int64 as unsigned; the comparison with `most` rejects it too.
-  if (!value.is_number_integer() || value < 0 || value > most) return std::nullopt;
-  return value.get<int64_t>();
-}
-
-std::optional<Tally> read_tally(const json& sums, const DataSet& data, size_t items) {
-  if (!sums.is_array() || sums.size() != 6 || !sums[2].is_number()) return std::nullopt;
-  const auto most = static_cast<int64_t>(items);
-  const auto correct = read_count(sums[0], most), counted = read_count(sums[1], most);
-  const auto tokens = read_count(sums[3], INT64_MAX);
-  const auto nll = sums[2].get<double>();
-  const auto selected = read_count(sums[4], INT64_MAX), routed = read_count(sums[5], INT64_MAX);
-  if (!correct || counted != most || !tokens || !selected || !routed || !std::isfinite(nll))
-    return std::nullopt;
-  return Tally{data.category, *correct, *counted, nll, *tokens, {*selected, *routed}};
-}
-
-ordered_json to_json(const std::vector<Tally>& tallies) {
-  ordered_json sums = ordered_json::array();
-  for (const Tally& tally : tallies)
-    sums.push_back(
-        {tally.correct, tally.items, tally.nll, tally.tokens, tally.experts.selected, tally.experts.routed});
-  return sums;
-}
-
-// The facts in a record about how its sums were computed; null if it has none.
-json about(const Manifest& record) {
-  return record.about.empty() ? json() : parse_json(record.about, kFormat);
-}
-
-json member(const json& object, const char* key) {
-  return object.is_object() ? object.value(key, json()) : json();
-}
-
-bool verifies(const fs::path& folder, const ManifestFiles& files, const std::string& name) {
-  const auto entry = files.find(name);
-  if (entry == files.end()) return false;
-  try {
-    verify_content(folder, {*entry});
-    return true;
-  } catch (const DataError&) {
-    return false;
-  }
-}
-
-void remove_file(const fs::path& path) {
-  std::error_code error;
-  fs::remove(path, error);
-  if (error) throw file_error("remove", path, error.value());
-}
-
-}  // namespace
 
 fs::path kept_results_of(const fs::path& output) {
   return output.empty() ? fs::path() : fs::path(output.string() + ".parts");
@@ -292,31 +248,35 @@ ordered_json KeptResults::key_of(const TaskRequests& requests) const {
   return key;
 }
 
-// nullopt if the file is not a record of dtopp's.
-std::optional<Manifest> KeptResults::read_record(const Task& task) const {
+// False if the file is not a record of dtopp's.
+bool KeptResults::has_record(const Task& task) const {
   try {
-    return read_manifest(folder_, kFormat, record_name(task));
+    read_manifest(folder_, kFormat, record_name(task));
+    return true;
   } catch (const DataError&) {
-    return std::nullopt;
+    return false;
   }
 }
 
 std::optional<std::vector<Tally>> KeptResults::find(const TaskRequests& requests) const {
   if (!keeps()) return std::nullopt;
-  const auto record = read_record(requests.task);
-  if (!record) return std::nullopt;
-  const json facts = about(*record);
-  if (member(facts, "key") != parse_json(dump_json(key_of(requests)), kFormat)) return std::nullopt;
-  if (!verifies(folder_, record->files, dump_name(requests.task))) return std::nullopt;
-  const json sums = member(facts, "tallies");
-  if (!sums.is_array() || sums.size() != requests.data_sets.size()) return std::nullopt;
-  std::vector<Tally> tallies;
-  for (size_t i = 0; i < sums.size(); ++i) {
-    const auto tally = read_tally(sums[i], requests.data_sets[i], requests.requests[i].size());
-    if (!tally) return std::nullopt;
-    tallies.push_back(*tally);
+  try {
+    const Manifest record = read_manifest(folder_, kFormat, record_name(requests.task));
+    const json facts = parse_json(record.about, kFormat);
+    if (facts.at("key") != parse_json(dump_json(key_of(requests)), kFormat)) return std::nullopt;
+    const auto dump = record.files.find(dump_name(requests.task));
+    if (dump == record.files.end()) return std::nullopt;
+    verify_content(folder_, {*dump});
+    const json& sums = facts.at("tallies");
+    if (sums.size() != requests.data_sets.size()) return std::nullopt;
+    std::vector<Tally> tallies;
+    for (size_t i = 0; i < sums.size(); ++i)
+      tallies.push_back(read_tally(sums.at(i), requests.data_sets[i], requests.requests[i].size()));
+    return tallies;
+  } catch (const DataError&) {
+  } catch (const json::exception&) {
   }
-  return tallies;
+  return std::nullopt;
 }
 
 bool KeptResults::keep(const TaskRequests& requests, const std::vector<Tally>& tallies, std::string dump) {
@@ -325,7 +285,7 @@ bool KeptResults::keep(const TaskRequests& requests, const std::vector<Tally>& t
   const auto exists = [&](const std::string& file) {
     return path_kind(folder_ / file) != PathKind::kNothing;
   };
-  if ((exists(name) || exists(record_name(requests.task))) && !read_record(requests.task)) {
+  if ((exists(name) || exists(record_name(requests.task))) && !has_record(requests.task)) {
     dumps_in_memory_[name] = std::move(dump);
     return false;
   }
@@ -348,7 +308,7 @@ std::string KeptResults::dump(const Task& task) const {
 void KeptResults::remove() const {
   if (!keeps()) return;
   for (const Task& task : all_tasks()) {
-    if (!read_record(task)) continue;
+    if (!has_record(task)) continue;
     remove_file(folder_ / dump_name(task));
     remove_file(folder_ / record_name(task));
   }

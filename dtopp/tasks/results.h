@@ -1,4 +1,5 @@
-// Summarizes answers in tables: accuracies per task and per area of the paper, and their average.
+// Summarizes answers in tables: accuracies per task and per area of the paper, and their average. Keeps the
+// results of finished tasks.
 #pragma once
 
 #include <array>
@@ -13,7 +14,6 @@
 #include <vector>
 
 #include <nlohmann/json.hpp>
-#include <nlohmann/json_fwd.hpp>
 
 #include "dtopp/base/manifest.h"
 #include "dtopp/tasks/task.h"
@@ -104,17 +104,16 @@ std::string format_categories(std::span<const TaskResult> results);
 std::string format_table_with_paper(std::span<const TaskResult> results, std::span<const LongTask> left_out,
                                     const std::string& this_model);
 
-// Provides the numbers of the paper's table of main results.
-
+// The columns of the paper's table of main results.
 inline constexpr std::array<std::string_view, 4> kPaperModels = {"Dense", "Top-k", "Top-p", "DTop-p"};
 
 // The models and the training behind these columns.
 inline constexpr char kPaperSetting[] =
     "Dense-1.3B, and MoE-1.3B-6.9B-64E8A routed by top-k, top-p and DTop-p, each after 100 billion tokens";
 
-// Percentages in the order of kPaperModels. `task` is a name as on the command line, or "average". Throws
-// std::out_of_range for any other name.
-std::array<double, 4> paper_results(std::string_view task);
+// Percentages in the order of kPaperModels. `task` is a name as on the command line, or "average"; nullopt
+// for any other name.
+std::optional<std::array<double, 4>> paper_results(std::string_view task);
 
 // Keeps the finished tasks of an evaluation in a folder beside its output until all are done. An interrupted
 // evaluation then resumes with the next task. Each task has two files in the folder:
@@ -155,7 +154,7 @@ class KeptResults {
   void remove() const;
 
  private:
-  std::optional<Manifest> read_record(const Task& task) const;
+  bool has_record(const Task& task) const;
   nlohmann::ordered_json key_of(const TaskRequests& requests) const;
 
   std::filesystem::path folder_;

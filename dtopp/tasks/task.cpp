@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <numeric>
-#include <utility>
 
-#include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
@@ -26,6 +23,7 @@ constexpr std::string_view kCommonsense = "Commonsense Reasoning";
 constexpr std::string_view kLanguage = "Language Understanding";
 constexpr std::string_view kReading = "Reading Comprehension";
 
+constexpr std::string_view kAnswerMark = " #### ";  // between a chain of thought and the answer
 constexpr std::string_view kAnswer = "\nAnswer: ";
 constexpr std::string_view kFormula = "\nUsing the formula below:\n";
 
@@ -60,13 +58,6 @@ constexpr std::array<Task, 13> kTasks = {{
      "7a7287a6d1820f71f3e9c96c1ddd709c31e30fdeac4800376d687233909beb2d"},
 }};
 
-[[noreturn]] void throw_unknown_task(const std::string& name) {
-  std::vector<std::string> known = {"all"};
-  for (const Task& task : kTasks) known.emplace_back(task.name);
-  throw UsageError("--tasks: unknown task ", config::quote_for_message(name), "; ",
-                   config::suggest(name, known, "known tasks:", known));
-}
-
 std::vector<std::string_view> split(std::string_view names) {
   std::vector<std::string_view> parts;
   for (size_t begin = 0; begin <= names.size();) {
@@ -76,34 +67,6 @@ std::vector<std::string_view> split(std::string_view names) {
   }
   return parts;
 }
-
-}  // namespace
-
-std::span<const Task> all_tasks() { return kTasks; }
-
-std::vector<Task> select_tasks(std::string_view names) {
-  std::array<bool, kTasks.size()> selected = {};
-  for (const std::string_view name : split(names)) {
-    const auto* const task = std::ranges::find(kTasks, name, &Task::name);
-    if (name == "all")
-      selected.fill(true);
-    else if (task == kTasks.end())
-      throw_unknown_task(std::string(name));
-    else
-      selected[static_cast<size_t>(task - kTasks.begin())] = true;
-  }
-  std::vector<Task> tasks;
-  for (size_t i = 0; i < kTasks.size(); ++i) {
-    if (selected[i]) tasks.push_back(kTasks[i]);
-  }
-  return tasks;
-}
-
-bool names_task(std::string_view names, const Task& task) {
-  return std::ranges::count(split(names), task.name) > 0;
-}
-
-namespace {
 
 namespace fs = std::filesystem;
 
@@ -168,7 +131,54 @@ void add_text(Sha256& digest, std::string_view text) {
   digest.update(text);
 }
 
+// Python's string.punctuation and the quotation marks that the harness adds to it.
+bool is_punctuation(char32_t c) {
+  if (c == U'‘' || c == U'’' || c == U'´') return true;
+  return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') || (c >= '{' && c <= '~');
+}
+
+// Reduces white space to single spaces between words, none at the ends.
+std::string join_words(std::string_view text) {
+  std::string joined;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == ' ') continue;
+    if (i > 0 && text[i - 1] == ' ' && !joined.empty()) joined += ' ';
+    joined += text[i];
+  }
+  return joined;
+}
+
+// The normalized answer in a generated text. It is the part after the last " #### " and before any stop
+// string; without " #### ", it is everything before the first stop string.
+std::string extract_answer(std::string_view generated) {
+  std::string_view answer = cut_at_stop_string(generated);
+  const size_t mark = answer.rfind(kAnswerMark);
+  if (mark != answer.npos) answer.remove_prefix(mark + kAnswerMark.size());
+  return normalize_answer(answer);
+}
+
 }  // namespace
+
+std::span<const Task> all_tasks() { return kTasks; }
+
+std::vector<Task> select_tasks(std::string_view names) {
+  std::vector<std::string> known = {"all"};
+  for (const Task& task : kTasks) known.emplace_back(task.name);
+  for (const std::string_view name : split(names)) {
+    if (std::ranges::find(known, name) == known.end())
+      throw UsageError("--tasks: unknown task ", config::quote_for_message(name), "; ",
+                       config::suggest(std::string(name), known, "known tasks:", known));
+  }
+  std::vector<Task> tasks;
+  std::ranges::copy_if(kTasks, std::back_inserter(tasks), [&](const Task& task) {
+    return names_task(names, task) || std::ranges::count(split(names), "all") > 0;
+  });
+  return tasks;
+}
+
+bool names_task(std::string_view names, const Task& task) {
+  return std::ranges::count(split(names), task.name) > 0;
+}
 
 std::string digest_items(std::span<const DataSet> data_sets) {
   Sha256 digest;
@@ -228,29 +238,6 @@ std::vector<DataSet> load_task(const Task& task, const fs::path& directory) {
       "without tasks)");
 }
 
-namespace {
-
-// Python's string.punctuation and the quotation marks that the harness adds to it.
-bool is_punctuation(char32_t c) {
-  if (c == U'‘' || c == U'’' || c == U'´') return true;
-  return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') || (c >= '{' && c <= '~');
-}
-
-// Reduces white space to single spaces between words, none at the ends.
-std::string join_words(std::string_view text) {
-  std::string joined;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == ' ') continue;
-    if (i > 0 && text[i - 1] == ' ' && !joined.empty()) joined += ' ';
-    joined += text[i];
-  }
-  return joined;
-}
-
-bool is_article(std::string_view word) { return word == "a" || word == "an" || word == "the"; }
-
-}  // namespace
-
 int64_t predict_choice(const std::vector<std::vector<float>>& log_probs) {
   int64_t best = 0;
   double best_loss = std::numeric_limits<double>::infinity();
@@ -279,7 +266,7 @@ std::string normalize_answer(std::string_view text) {
   std::string spaced;  // the text with dropped characters replaced by spaces
   std::string word;
   const auto end_word = [&] {
-    spaced.append(is_article(word) ? " " : word);
+    spaced.append(word == "a" || word == "an" || word == "the" ? " " : word);
     word.clear();
   };
   for (size_t offset = 0; offset < valid.size();) {
@@ -294,13 +281,6 @@ std::string normalize_answer(std::string_view text) {
   }
   end_word();
   return join_words(spaced);
-}
-
-std::string extract_answer(std::string_view generated) {
-  std::string_view answer = cut_at_stop_string(generated);
-  const size_t mark = answer.rfind(kAnswerMark);
-  if (mark != answer.npos) answer.remove_prefix(mark + kAnswerMark.size());
-  return normalize_answer(answer);
 }
 
 Answer judge(const Task& task, const TaskItem& item, const Scores& scores) {

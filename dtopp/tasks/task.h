@@ -57,7 +57,7 @@ struct TaskItem {
   std::string continuation;          // schema, language modelling
   std::string worked_answer;         // generation: chain of thought, " #### ", answer
   std::string answer;                // generation
-  std::string raw_worked_answer;     // worked_answer with its white space, for answer_budget
+  std::string raw_worked_answer;     // worked_answer with its white space, for the longest answer
   int64_t gold = 0;                  // index of the right choice
 
   bool operator==(const TaskItem&) const = default;
@@ -68,9 +68,6 @@ struct DataSet {
   std::string category;  // MMLU only, else empty
   std::vector<TaskItem> items;
 };
-
-// The separator between a chain of thought and the answer.
-inline constexpr std::string_view kAnswerMark = " #### ";
 
 // The SHA-256 of everything that scores depend on: categories and items in order, without the form of the
 // file.
@@ -133,9 +130,5 @@ std::string_view cut_at_stop_string(std::string_view text);
 // Converts to lower case, removes punctuation and the articles a, an and the, and leaves single spaces
 // between words. Invalid UTF-8 counts as U+FFFD.
 std::string normalize_answer(std::string_view text);
-
-// The normalized answer in a generated text. It is the part after the last " #### " and before any stop
-// string; without " #### ", it is everything before the first stop string.
-std::string extract_answer(std::string_view generated);
 
 }  // namespace dtopp::tasks

@@ -4,7 +4,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/errors.h"
 #include "dtopp/base/json.h"
 
 namespace dtopp::tasks {

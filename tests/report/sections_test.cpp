@@ -15,7 +15,6 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
-using namespace report_text;
 
 constexpr double kGap = std::numeric_limits<double>::quiet_NaN();
 
