@@ -1,11 +1,10 @@
-// Checks the results of system calls on file descriptors.
+// Calls the system on file descriptors and checks the results.
 #pragma once
 
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <span>
 #include <string>
 #include <utility>
@@ -15,9 +14,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "dtopp/base/files.h"
+#include "dtopp/base/errors.h"
 
 namespace dtopp {
+
+// The error of a failed system call.
+struct FileError : DataError {
+  FileError(const std::string& message, int error_number) : DataError(message), error_number(error_number) {}
+  int error_number;
+};
+
+// Builds such an error: the path, the action, the system's reason and a remedy.
+FileError file_error(const std::string& action, const fs::path& path, int error_number);
 
 // Repeats the call while a signal interrupts it, and returns its result.
 template <class Call>
@@ -27,30 +35,25 @@ auto retry(Call call) {
   return result;
 }
 
-// Closes the descriptor, which is invalid afterwards whatever close() returns. EINTR is not an error, because
-// the data was synced before.
-inline void close_checked(int descriptor, const std::filesystem::path& path) {
-  if (::close(descriptor) != 0 && errno != EINTR) throw file_error("close", path, errno);
-}
-
 // An open descriptor that the destructor closes. `action` describes the purpose in the error message if
 // open() fails.
 class Descriptor {
  public:
-  Descriptor(std::filesystem::path path, int flags, const std::string& action)
-      : path_(std::move(path)),
-        value_(retry([&] { return ::open(path_.c_str(), flags | O_CLOEXEC, 0666); })) {
+  Descriptor(const fs::path& path, int flags, const std::string& action)
+      : Descriptor(path, flags, action, path) {}
+  // Errors name `shown` instead of the path.
+  Descriptor(const fs::path& path, int flags, const std::string& action, fs::path shown)
+      : path_(std::move(shown)),
+        value_(retry([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); })) {
     if (value_ < 0) throw file_error(action, path_, errno);
   }
   ~Descriptor() {
     if (value_ >= 0) ::close(value_);
   }
   Descriptor(Descriptor&& other) noexcept : path_(std::move(other.path_)), value_(other.release()) {}
-  Descriptor& operator=(Descriptor&&) = delete;
-  Descriptor(const Descriptor&) = delete;
 
   int get() const { return value_; }
-  const std::filesystem::path& path() const { return path_; }
+  const fs::path& path() const { return path_; }
   int release() { return std::exchange(value_, -1); }
 
   uint64_t size() const { return static_cast<uint64_t>(status().st_size); }
@@ -90,14 +93,30 @@ class Descriptor {
     }
   }
 
+  void write(std::span<const std::byte> bytes) const {
+    while (!bytes.empty()) {
+      const auto count = retry([&] { return ::write(value_, bytes.data(), bytes.size()); });
+      if (count <= 0) throw file_error("write", path_, count < 0 ? errno : ENOSPC);
+      bytes = bytes.subspan(static_cast<size_t>(count));
+    }
+  }
+  void sync() const {
+    if (retry([&] { return ::fsync(value_); }) != 0) throw file_error("sync", path_, errno);
+  }
+  // The descriptor is invalid afterwards whatever close() returns. EINTR is no error, because the data was
+  // synced before.
+  void close() {
+    if (::close(release()) != 0 && errno != EINTR) throw file_error("close", path_, errno);
+  }
+
  private:
-  std::filesystem::path path_;
+  fs::path path_;
   int value_;
 };
 
 // Opens a file for reading. Throws DataError if it is not a regular file. O_NONBLOCK: opening a named pipe
 // must not wait for a writer.
-inline Descriptor open_regular(const std::filesystem::path& path) {
+inline Descriptor open_regular(const fs::path& path) {
   Descriptor descriptor(path, O_RDONLY | O_NONBLOCK, "open");
   if (!S_ISREG(descriptor.status().st_mode)) throw DataError(path, ": not a regular file; check the path");
   return descriptor;

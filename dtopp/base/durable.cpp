@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -11,13 +10,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/files.h"
 
 namespace dtopp {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::string_view kReplaced = ".replaced-";
 
@@ -56,6 +52,8 @@ void sync_tree(const fs::path& directory) {
   sync_directory(directory);
 }
 
+constexpr size_t kAppendBufferBytes = size_t{1} << 20;
+
 }  // namespace
 
 AtomicDirectory::AtomicDirectory(fs::path path, bool replace) : path_(std::move(path)) {
@@ -87,40 +85,28 @@ void put_back_replaced(const fs::path& directory) {
   }
 }
 
-namespace {
-
-constexpr size_t kAppendBufferBytes = size_t{1} << 20;
-
-}  // namespace
-
-AppendFile::AppendFile(std::filesystem::path path, uint64_t size, const std::string& hash,
-                       uint64_t head_bytes)
-    : path_(std::move(path)), head_bytes_(head_bytes), size_(size) {
-  Descriptor descriptor(path_, O_RDWR | O_CREAT | O_NOFOLLOW, "create");
-  const auto all = static_cast<uint64_t>(descriptor.status().st_size);
-  const uint64_t there = all - std::min(all, head_bytes_);
+AppendFile::AppendFile(const fs::path& path, uint64_t size, const std::string& hash, uint64_t head_bytes)
+    : file_(path, O_RDWR | O_CREAT | O_NOFOLLOW, "create"), head_bytes_(head_bytes), size_(size) {
+  const uint64_t all = file_.size(), there = all - std::min(all, head_bytes);
   if (there < size)
-    throw DataError(path_, ": has ", there, " bytes, but ", size,
+    throw DataError(path, ": has ", there, " bytes, but ", size,
                     " were written: damaged; start again in a new folder");
-  if (::lseek(descriptor.get(), static_cast<off_t>(head_bytes_), SEEK_SET) < 0)
-    throw file_error("read", path_, errno);
-  read_hash(descriptor, size);
+  if (::lseek(file_.get(), static_cast<off_t>(head_bytes_), SEEK_SET) < 0)
+    throw file_error("read", path, errno);
+  read_hash(size);
   if (size > 0 && !hash.empty() && this->hash() != hash)
-    throw DataError(path_, ": changed or damaged since it was written; start again in a new folder");
-  if (retry([&] { return ::ftruncate(descriptor.get(), static_cast<off_t>(head_bytes_ + size)); }) != 0)
-    throw file_error("truncate", path_, errno);
-  sync_directory(path_.has_parent_path() ? path_.parent_path() : ".");
-  descriptor_ = descriptor.release();
+    throw DataError(path, ": changed or damaged since it was written; start again in a new folder");
+  if (retry([&] { return ::ftruncate(file_.get(), static_cast<off_t>(head_bytes_ + size)); }) != 0)
+    throw file_error("truncate", path, errno);
+  sync_directory(path.has_parent_path() ? path.parent_path() : ".");
 }
 
-AppendFile::~AppendFile() { ::close(descriptor_); }
-
 // Leaves the file position after the hashed bytes.
-void AppendFile::read_hash(const Descriptor& descriptor, uint64_t size) {
+void AppendFile::read_hash(uint64_t size) {
   std::vector<std::byte> chunk(std::min<uint64_t>(size, kAppendBufferBytes));
   while (size > 0) {
-    const size_t count = descriptor.read(chunk.data(), std::min<uint64_t>(size, chunk.size()));
-    if (count == 0) throw DataError(path_, ": became shorter while it was read; start again");
+    const size_t count = file_.read(chunk.data(), std::min<uint64_t>(size, chunk.size()));
+    if (count == 0) throw DataError(path(), ": became shorter while it was read; start again");
     hasher_.update(std::span(chunk).first(count));
     size -= count;
   }
@@ -139,25 +125,20 @@ void AppendFile::write_head(std::span<const std::byte> bytes) {
   for (size_t done = 0; done < bytes.size();) {
     const auto rest = bytes.subspan(done);
     const auto count =
-        retry([&] { return ::pwrite(descriptor_, rest.data(), rest.size(), static_cast<off_t>(done)); });
-    if (count <= 0) throw file_error("write", path_, count < 0 ? errno : ENOSPC);
+        retry([&] { return ::pwrite(file_.get(), rest.data(), rest.size(), static_cast<off_t>(done)); });
+    if (count <= 0) throw file_error("write", path(), count < 0 ? errno : ENOSPC);
     done += static_cast<size_t>(count);
   }
 }
 
 void AppendFile::flush() {
-  std::span<const std::byte> rest = buffer_;
-  while (!rest.empty()) {
-    const auto count = retry([&] { return ::write(descriptor_, rest.data(), rest.size()); });
-    if (count <= 0) throw file_error("write", path_, count < 0 ? errno : ENOSPC);
-    rest = rest.subspan(static_cast<size_t>(count));
-  }
+  file_.write(buffer_);
   buffer_.clear();
 }
 
 void AppendFile::sync() {
   flush();
-  if (retry([&] { return ::fsync(descriptor_); }) != 0) throw file_error("sync", path_, errno);
+  file_.sync();
 }
 
 }  // namespace dtopp

@@ -3,11 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "dtopp/base/descriptor.h"
 #include "dtopp/base/hash.h"
 
 namespace dtopp {
@@ -18,24 +18,24 @@ class AtomicDirectory {
   // Throws DataError if `path` exists and `replace` is false, or if the parent of `path` is missing. With
   // `replace`, commit() exchanges the two directories in one step. On a file system that cannot exchange
   // names (NFS), it takes two steps; see put_back_replaced().
-  explicit AtomicDirectory(std::filesystem::path path, bool replace = false);
+  explicit AtomicDirectory(fs::path path, bool replace = false);
   ~AtomicDirectory();  // removes the written files unless commit() was called
   AtomicDirectory(const AtomicDirectory&) = delete;
   AtomicDirectory& operator=(const AtomicDirectory&) = delete;
 
   // The directory to write into before commit().
-  const std::filesystem::path& temporary() const { return temporary_; }
+  const fs::path& temporary() const { return temporary_; }
   // Syncs every file, renames the directory to `path`, syncs the parent and removes the replaced directory.
   void commit();
 
  private:
-  std::filesystem::path path_, temporary_;
+  fs::path path_, temporary_;
   bool exists_ = false;
 };
 
 // Creates the directory `path` atomically from the files that `fill` writes into the directory passed to it.
 template <class Fill>
-void write_directory_atomically(const std::filesystem::path& path, Fill&& fill, bool replace = false) {
+void write_directory_atomically(const fs::path& path, Fill&& fill, bool replace = false) {
   AtomicDirectory directory(path, replace);
   fill(directory.temporary());
   directory.commit();
@@ -44,7 +44,7 @@ void write_directory_atomically(const std::filesystem::path& path, Fill&& fill, 
 // Completes the replacements in `directory` that a crash interrupted. Each one left a directory named
 // ".replaced-<name>". It is renamed back to <name>, or removed if the new directory already has that name.
 // Call it only as the sole writer of `directory` (DirectoryLock).
-void put_back_replaced(const std::filesystem::path& directory);
+void put_back_replaced(const fs::path& directory);
 
 // A file that several runs of a program append to, one after another.
 //
@@ -54,19 +54,14 @@ void put_back_replaced(const std::filesystem::path& directory);
 // A head of `head_bytes` bytes may be reserved at the start of the file and written last. It counts neither
 // in size() nor in hash().
 
-class Descriptor;
-
 class AppendFile {
  public:
   // Opens or creates `path`, cuts it to its first `size` bytes after the head, and appends from there.
   //
   // Throws:        DataError, and leaves the file unchanged, if it is shorter, if the checksum of those bytes
   //                differs from a non-empty `hash`, if `path` is a symbolic link, or if a system call fails
-  AppendFile(std::filesystem::path path, uint64_t size, const std::string& hash = "",
-             uint64_t head_bytes = 0);
-  ~AppendFile();  // drops buffered bytes and reports no errors; call sync() first
-  AppendFile(const AppendFile&) = delete;
-  AppendFile& operator=(const AppendFile&) = delete;
+  AppendFile(const fs::path& path, uint64_t size, const std::string& hash = "", uint64_t head_bytes = 0);
+  // The destructor drops buffered bytes and reports no errors; call sync() first.
 
   void write(std::span<const std::byte> bytes);
   // Writes at most head_bytes bytes at the start of the file. They are on the device after the next sync().
@@ -78,13 +73,12 @@ class AppendFile {
 
   uint64_t size() const { return size_; }  // includes bytes that are still buffered
   std::string hash() const { return hasher_.hexdigest(); }
-  const std::filesystem::path& path() const { return path_; }
+  const fs::path& path() const { return file_.path(); }
 
  private:
-  void read_hash(const Descriptor& descriptor, uint64_t size);
+  void read_hash(uint64_t size);
 
-  std::filesystem::path path_;
-  int descriptor_ = -1;
+  Descriptor file_;
   uint64_t head_bytes_ = 0;
   uint64_t size_ = 0;
   Hasher hasher_;

@@ -12,36 +12,33 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
 
 namespace dtopp {
-PathKind path_kind(const std::filesystem::path& path) {
+PathKind path_kind(const fs::path& path) {
   std::error_code error;
-  const auto status = std::filesystem::status(path, error);
+  const auto status = fs::status(path, error);
   switch (status.type()) {
-    case std::filesystem::file_type::not_found:
+    case fs::file_type::not_found:
       return PathKind::kNothing;
-    case std::filesystem::file_type::regular:
+    case fs::file_type::regular:
       return PathKind::kFile;
-    case std::filesystem::file_type::directory:
+    case fs::file_type::directory:
       return PathKind::kDirectory;
-    case std::filesystem::file_type::none:
+    case fs::file_type::none:
       throw file_error("read its status", path, error.value());
     default:
       return PathKind::kOther;
   }
 }
 
-bool is_there(const std::filesystem::path& path) {
+bool is_there(const fs::path& path) {
   std::error_code unused;
-  return std::filesystem::exists(std::filesystem::symlink_status(path, unused));
+  return fs::exists(fs::symlink_status(path, unused));
 }
 
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr size_t kBufferBytes = size_t{1} << 20;
 
@@ -72,7 +69,7 @@ void sync_path(const fs::path& path, int flags) {
   // EINVAL: this file system has nothing to sync for directories.
   if (retry([&] { return ::fsync(descriptor.get()); }) != 0 && !((flags & O_DIRECTORY) && errno == EINVAL))
     throw file_error("sync", path, errno);
-  close_checked(descriptor.release(), path);
+  descriptor.close();
 }
 
 bool directory_exists(const fs::path& path) {
@@ -91,6 +88,49 @@ void refuse_what_is_no_file(const fs::path& path) {
   const auto status = fs::status(path, no_answer);
   if (fs::status_known(status) && fs::is_other(status))
     throw DataError(path, ": not a regular file; choose another path");
+}
+
+constexpr std::string_view kPrefix = ".tmp-";
+constexpr size_t kDigits = 16;
+
+std::string random_digits() {
+  uint64_t number = 0;
+  if (retry([&] { return ::getrandom(&number, sizeof(number), 0); }) != sizeof(number))
+    throw file_error("read", "the kernel's random numbers", errno);
+  return format("%016lx", number);
+}
+
+// The part between the prefix and the digits; empty if the name is not a temporary one.
+std::string_view finished_name(std::string_view name) {
+  if (name.size() < kPrefix.size() + 1 + 1 + kDigits || !name.starts_with(kPrefix)) return {};
+  const auto tail = name.substr(name.size() - kDigits - 1);
+  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+  if (tail.front() != '.' || !std::ranges::all_of(tail.substr(1), is_digit)) return {};
+  return name.substr(kPrefix.size(), name.size() - kPrefix.size() - tail.size());
+}
+
+// Unlinks while the lock is held. A writer that gets the lock later then detects that its file is gone.
+void remove_if_abandoned(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (descriptor < 0) return;
+  struct stat status {};
+  if (::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) &&
+      ::flock(descriptor, LOCK_EX | LOCK_NB) == 0)
+    ::unlink(path.c_str());
+  ::close(descriptor);
+}
+
+Descriptor lock_directory(const fs::path& directory) {
+  for (;;) {
+    Descriptor file(directory / ".lock", O_RDWR | O_CREAT | O_NOFOLLOW, "lock");
+    if (retry([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) != 0) {
+      if (errno != EWOULDBLOCK) throw file_error("lock", file.path(), errno);
+      throw UsageError("another dtopp process is writing ", directory,
+                       "; wait for it, stop it or choose another output directory");
+    }
+    // The former holder may have removed the file before it released the lock.
+    if (file.status().st_nlink > 0) return file;
+  }
 }
 
 }  // namespace
@@ -125,45 +165,28 @@ std::string read_file(const fs::path& path, uint64_t limit) {
 }
 
 OutputFile::OutputFile(fs::path path, Hasher* hasher, Existing existing)
-    : path_(std::move(path)), hasher_(hasher) {
-  const int how =
-      O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | (existing == Existing::kRefused ? O_EXCL : O_TRUNC);
-  descriptor_ = retry([&] { return ::open(path_.c_str(), how, 0666); });
-  if (descriptor_ < 0) throw file_error("create", finished_sibling(path_), errno);
-}
-
-OutputFile::~OutputFile() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
+    : path_(std::move(path)),
+      hasher_(hasher),
+      file_(path_, O_WRONLY | O_CREAT | O_NOFOLLOW | (existing == Existing::kRefused ? O_EXCL : O_TRUNC),
+            "create", finished_sibling(path_)) {}
 
 void OutputFile::write(std::span<const std::byte> bytes) {
   size_ += bytes.size();
   if (hasher_) hasher_->update(bytes);
   if (buffer_.size() + bytes.size() > kBufferBytes) flush();
-  if (bytes.size() >= kBufferBytes) return write_through(bytes);
+  if (bytes.size() >= kBufferBytes) return file_.write(bytes);
   buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
 }
 
 void OutputFile::flush() {
-  write_through(buffer_);
+  file_.write(buffer_);
   buffer_.clear();
-}
-
-void OutputFile::write_through(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const auto count = retry([&] { return ::write(descriptor_, bytes.data(), bytes.size()); });
-    if (count <= 0) throw file_error("write", finished_sibling(path_), count < 0 ? errno : ENOSPC);
-    bytes = bytes.subspan(count);
-  }
 }
 
 void OutputFile::sync() {
   flush();
-  if (retry([&] { return ::fsync(descriptor_); }) != 0)
-    throw file_error("sync", finished_sibling(path_), errno);
+  file_.sync();
 }
-
-void OutputFile::close() { close_checked(std::exchange(descriptor_, -1), finished_sibling(path_)); }
 
 void sync_file(const fs::path& path) { sync_path(path, O_RDONLY); }
 
@@ -257,59 +280,7 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)) {}
 
-DirectoryLock::DirectoryLock(const fs::path& directory) {
-  const auto path = directory / ".lock";
-  for (;;) {
-    Descriptor descriptor(path, O_RDWR | O_CREAT | O_NOFOLLOW, "lock");
-    if (retry([&] { return ::flock(descriptor.get(), LOCK_EX | LOCK_NB); }) != 0) {
-      if (errno != EWOULDBLOCK) throw file_error("lock", path, errno);
-      throw UsageError("another dtopp process is writing ", directory,
-                       "; wait for it, stop it or choose another output directory");
-    }
-    // The former holder removed the file before it released the lock.
-    if (descriptor.status().st_nlink == 0) continue;
-    descriptor_ = descriptor.release();
-    return;
-  }
-}
-
-DirectoryLock::~DirectoryLock() { ::close(descriptor_); }
-
-namespace {
-
-namespace fs = std::filesystem;
-
-constexpr std::string_view kPrefix = ".tmp-";
-constexpr size_t kDigits = 16;
-
-std::string random_digits() {
-  uint64_t number = 0;
-  if (retry([&] { return ::getrandom(&number, sizeof(number), 0); }) != sizeof(number))
-    throw file_error("read", "the kernel's random numbers", errno);
-  return format("%016lx", number);
-}
-
-// The part between the prefix and the digits; empty if the name is not a temporary one.
-std::string_view finished_name(std::string_view name) {
-  if (name.size() < kPrefix.size() + 1 + 1 + kDigits || !name.starts_with(kPrefix)) return {};
-  const auto tail = name.substr(name.size() - kDigits - 1);
-  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
-  if (tail.front() != '.' || !std::ranges::all_of(tail.substr(1), is_digit)) return {};
-  return name.substr(kPrefix.size(), name.size() - kPrefix.size() - tail.size());
-}
-
-// Unlinks while the lock is held. A writer that gets the lock later then detects that its file is gone.
-void remove_if_abandoned(const fs::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  if (descriptor < 0) return;
-  struct stat status {};
-  if (::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) &&
-      ::flock(descriptor, LOCK_EX | LOCK_NB) == 0)
-    ::unlink(path.c_str());
-  ::close(descriptor);
-}
-
-}  // namespace
+DirectoryLock::DirectoryLock(const fs::path& directory) : file_(lock_directory(directory)) {}
 
 fs::path temporary_sibling(const fs::path& path) {
   const fs::path plain = without_trailing_slash(path);

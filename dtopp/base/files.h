@@ -5,14 +5,13 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "dtopp/base/errors.h"
+#include "dtopp/base/descriptor.h"
 
 namespace dtopp {
 
@@ -24,35 +23,26 @@ enum class PathKind { kNothing, kFile, kDirectory, kOther };
 // another type and the other returns false.
 //
 // Throws:        DataError with the system's reason if the kind cannot be determined
-PathKind path_kind(const std::filesystem::path& path);
+PathKind path_kind(const fs::path& path);
 
 // Returns true if the path exists, even as a broken link. Returns false also if its status cannot be read;
 // opening it then reports the reason.
-bool is_there(const std::filesystem::path& path);
+bool is_there(const fs::path& path);
 
 // "a/" names the same directory as "a", but it has no file name, and its parent_path() is "a".
-inline std::filesystem::path without_trailing_slash(const std::filesystem::path& path) {
+inline fs::path without_trailing_slash(const fs::path& path) {
   return path.has_filename() ? path : path.parent_path();
 }
 
 class Hasher;
 
-// The error of a failed system call.
-struct FileError : DataError {
-  FileError(const std::string& message, int error_number) : DataError(message), error_number(error_number) {}
-  int error_number;
-};
-
 // Whether a system call failed for a reason that may pass (EACCES, EIO, EMFILE, …). Such an error tells
 // nothing about the file's content; wrong content and a path that leads to no file do.
 bool may_pass(const DataError& error);
 
-// Builds such an error: the path, the action, the system's reason and a remedy.
-FileError file_error(const std::string& action, const std::filesystem::path& path, int error_number);
-
 // Reads the whole file. Throws DataError if it is missing, unreadable, not a regular file or larger than
 // `limit` bytes.
-std::string read_file(const std::filesystem::path& path, uint64_t limit = uint64_t{1} << 32);
+std::string read_file(const fs::path& path, uint64_t limit = uint64_t{1} << 32);
 
 // A file that is being written. Every call checks the system's result and throws a DataError with path and
 // cause.
@@ -62,33 +52,29 @@ class OutputFile {
 
   // Creates `path`. An existing file is truncated or refused; a symbolic link is never followed. Every
   // written byte also updates `hasher` unless it is null.
-  explicit OutputFile(std::filesystem::path path, Hasher* hasher = nullptr,
-                      Existing existing = Existing::kTruncated);
-  ~OutputFile();  // drops buffered bytes and reports no errors; call sync_and_close() first
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
+  explicit OutputFile(fs::path path, Hasher* hasher = nullptr, Existing existing = Existing::kTruncated);
+  // The destructor drops buffered bytes and reports no errors; call sync_and_close() first.
 
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
   // Flushes buffers and forces the bytes to the device (fsync).
   void sync();
   // Drops bytes that are still buffered; call sync() first.
-  void close();
+  void close() { file_.close(); }
   void sync_and_close() {
     sync();
     close();
   }
   uint64_t size() const { return size_; }
-  const std::filesystem::path& path() const { return path_; }
-  int descriptor() const { return descriptor_; }
+  const fs::path& path() const { return path_; }
+  int descriptor() const { return file_.get(); }
 
  private:
   void flush();
-  void write_through(std::span<const std::byte> bytes);
 
-  std::filesystem::path path_;
-  Hasher* hasher_ = nullptr;
-  int descriptor_ = -1;
+  fs::path path_;
+  Hasher* hasher_;
+  Descriptor file_;
   uint64_t size_ = 0;
   std::vector<std::byte> buffer_;
 };
@@ -100,7 +86,7 @@ class OutputFile {
 class AtomicFile {
  public:
   // Throws DataError if `path` exists and is not a regular file (a device, a pipe).
-  explicit AtomicFile(std::filesystem::path path);
+  explicit AtomicFile(fs::path path);
   ~AtomicFile();  // removes what was written unless commit() was called
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -110,59 +96,59 @@ class AtomicFile {
   void commit();
 
  private:
-  std::filesystem::path path_;
+  fs::path path_;
   std::optional<OutputFile> file_;
 };
 
 // Writes a file atomically. `fill` writes into an OutputFile.
 template <std::invocable<OutputFile&> Fill>
-void write_file_atomically(const std::filesystem::path& path, Fill&& fill) {
+void write_file_atomically(const fs::path& path, Fill&& fill) {
   AtomicFile atomic(path);
   fill(atomic.file());
   atomic.commit();
 }
-void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
+void write_file_atomically(const fs::path& path, std::string_view bytes);
 
 // The paths of a directory's entries, in no order. Throws DataError if it cannot be listed.
-std::vector<std::filesystem::path> list_directory(const std::filesystem::path& directory);
+std::vector<fs::path> list_directory(const fs::path& directory);
 
 // Creates `path` and its missing parents; each one is synced.
-void make_directories(const std::filesystem::path& path);
+void make_directories(const fs::path& path);
 
 // Renames within one directory and replaces an existing file `to`. Returns once the new name is durable.
-void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
+void rename_durably(const fs::path& from, const fs::path& to);
 
 // Removes a file, or a directory with everything in it. A missing path is not an error.
-void remove_tree(const std::filesystem::path& path);
+void remove_tree(const fs::path& path);
 
 // Removes a path like remove_tree(), but removes its name durably before its content. If a crash interrupts
 // it, the rest has a temporary name. Throws DataError if the path is missing.
-void remove_durably(const std::filesystem::path& path);
+void remove_durably(const fs::path& path);
 
 // Removes the files and directories with a temporary name in `directory`, which interrupted writes and
 // removals left. Links and all other names stay. Call it only as the sole writer of `directory`
 // (DirectoryLock).
-void remove_leftovers(const std::filesystem::path& directory);
+void remove_leftovers(const fs::path& directory);
 
 // Syncs a file that somebody else wrote, so that its content survives a power loss.
-void sync_file(const std::filesystem::path& path);
+void sync_file(const fs::path& path);
 
 // Syncs a directory, so that new and renamed entries survive a power loss.
-void sync_directory(const std::filesystem::path& path);
+void sync_directory(const fs::path& path);
 
 // A read-only memory map of a whole file. Throws DataError if it cannot be mapped.
 class MappedFile {
  public:
-  explicit MappedFile(const std::filesystem::path& path);
+  explicit MappedFile(const fs::path& path);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&&) = delete;
   MappedFile(const MappedFile&) = delete;
   std::span<const std::byte> bytes() const { return {data_, size_}; }
-  const std::filesystem::path& path() const { return path_; }
+  const fs::path& path() const { return path_; }
 
  private:
-  std::filesystem::path path_;
+  fs::path path_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
 };
@@ -173,22 +159,19 @@ class MappedFile {
 // Throws:        UsageError if another process holds the lock; DataError if the directory is missing
 class DirectoryLock {
  public:
-  explicit DirectoryLock(const std::filesystem::path& directory);
-  ~DirectoryLock();
-  DirectoryLock(const DirectoryLock&) = delete;
-  DirectoryLock& operator=(const DirectoryLock&) = delete;
+  explicit DirectoryLock(const fs::path& directory);
 
  private:
-  int descriptor_ = -1;
+  Descriptor file_;
 };
 
 // Names unfinished files: ".tmp-<name>.<16 hexadecimal digits>", beside the final name. The digits are
 // random, so two writers never share a name, and no other process can create a file under it in advance.
 
-std::filesystem::path temporary_sibling(const std::filesystem::path& path);
+fs::path temporary_sibling(const fs::path& path);
 
 // The path beside which temporary_sibling() made this name; another path itself. Errors name it.
-std::filesystem::path finished_sibling(const std::filesystem::path& path);
+fs::path finished_sibling(const fs::path& path);
 
 // True if temporary_sibling() may have made `name` for any path, or for a path whose file name is `of`.
 bool is_temporary_name(std::string_view name);
@@ -196,7 +179,7 @@ bool is_temporary_name_of(std::string_view of, std::string_view name);
 
 // Removes the temporary files that interrupted writes of `path` left beside it. A file stays if a writer
 // still holds its lock. Errors are ignored.
-void remove_abandoned(const std::filesystem::path& path);
+void remove_abandoned(const fs::path& path);
 
 // Locks a temporary file for as long as its descriptor is open. Returns false if remove_abandoned() removed
 // the file between its creation and this call; the caller must then create another one.

@@ -67,6 +67,7 @@ class ProgressBar {
  private:
   using Clock = std::chrono::steady_clock;
   void draw(Clock::time_point now);
+  Clock::duration interval() const;  // between two draws
 
   std::string label_;
   std::string unit_;

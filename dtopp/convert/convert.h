@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/convert/huggingface_config.h"
@@ -24,7 +23,7 @@ int64_t exported_max_experts(const config::RunConfig& config, int64_t max_expert
 //
 // Throws:        UsageError if `folder` exists and is not empty, if the class cannot represent the model, or
 //                if the model cannot have the limit of experts
-void convert_to_huggingface(const checkpoint::Checkpoint& checkpoint, const std::filesystem::path& folder,
+void convert_to_huggingface(const checkpoint::Checkpoint& checkpoint, const fs::path& folder,
                             const HuggingFaceOptions& options = {});
 
 // Writes a checkpoint of step 0 without optimizer state, for evaluate, generate and as the start of a run.
@@ -32,7 +31,7 @@ void convert_to_huggingface(const checkpoint::Checkpoint& checkpoint, const std:
 //
 // Throws:        UsageError if `checkpoint` exists and is not empty, or if `folder` holds no model or one
 //                that dtopp cannot train; DataError if a file is damaged
-void convert_from_huggingface(const std::filesystem::path& folder, const std::filesystem::path& checkpoint);
+void convert_from_huggingface(const fs::path& folder, const fs::path& checkpoint);
 
 // Converts checkpoints to files that llama.cpp loads (docs/how-to/hugging-face.md).
 
@@ -42,7 +41,7 @@ void convert_from_huggingface(const std::filesystem::path& folder, const std::fi
 //
 // Throws:        UsageError that names the key if neither fits the model, or if llama.cpp has no such
 //                tokenizer
-void convert_to_gguf(const checkpoint::Checkpoint& checkpoint, const std::filesystem::path& file);
+void convert_to_gguf(const checkpoint::Checkpoint& checkpoint, const fs::path& file);
 
 // Converts the 13 language tasks to files for lm-eval (docs/how-to/hugging-face.md).
 
@@ -51,6 +50,6 @@ void convert_to_gguf(const checkpoint::Checkpoint& checkpoint, const std::filesy
 // folder with the task files. `folder` appears complete or not at all.
 //
 // Throws:        UsageError if `folder` exists and is not empty; DataError like load_task
-void convert_to_lm_eval(const std::filesystem::path& data, const std::filesystem::path& folder);
+void convert_to_lm_eval(const fs::path& data, const fs::path& folder);
 
 }  // namespace dtopp::convert

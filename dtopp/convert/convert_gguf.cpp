@@ -173,8 +173,6 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, int
     metadata.add("tokenizer.ggml." + std::string(role) + "_token_id", int64_t{tokenizer.end_of_text()});
 }
 
-namespace fs = std::filesystem;
-
 // llama.cpp's name of a parameter, without the layer.
 std::string gguf_name(const std::string& name) {
   static const std::map<std::string, std::string> names = {

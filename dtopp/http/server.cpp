@@ -251,9 +251,8 @@ void Connections::stop() {
   error_code ignored;
   acceptor_.close(ignored);
   const auto connections = open_;
-  for (const auto& connection : connections) {
+  for (const auto& connection : connections)
     if (connection->is_receiving() || !connection->is_open()) connection->close();
-  }
 }
 
 tcp::acceptor listen_on(asio::io_context& context, const std::string& address, uint16_t port,

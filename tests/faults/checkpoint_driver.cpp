@@ -36,7 +36,7 @@ void write_unsynced(const fs::path& path, std::string_view text) {
     if (count < 0) throw file_error("write", path, errno);
     text.remove_prefix(count);
   }
-  close_checked(file.release(), path);
+  file.close();
 }
 
 void write_tree(const fs::path& path, const std::string& text) {

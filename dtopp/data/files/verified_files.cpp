@@ -15,8 +15,6 @@
 namespace dtopp::data {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr char kVerifiedFormat[] = "dtopp verified files 2";
 constexpr int64_t kNanoseconds = 1'000'000'000;
 // The resolution of a file system's times may be two seconds. If a file changed more recently, a later change

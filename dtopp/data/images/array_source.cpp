@@ -11,8 +11,6 @@
 namespace dtopp::data {
 namespace {
 
-namespace fs = std::filesystem;
-
 struct NpyDtype {
   std::string_view descr;
   std::string_view name;
@@ -21,9 +19,8 @@ struct NpyDtype {
 
 NpyDtype dtype_of(std::string_view descr, const ByteReader& reader) {
   constexpr std::array<NpyDtype, 3> kDtypes{{{"'<f4'", "F32", 4}, {"'<f2'", "F16", 2}, {"'|u1'", "U8", 1}}};
-  for (const NpyDtype& dtype : kDtypes) {
+  for (const NpyDtype& dtype : kDtypes)
     if (descr == dtype.descr) return dtype;
-  }
   reader.fail("dtype ", descr.substr(0, 40), " is not supported; save float32, float16 or uint8");
 }
 

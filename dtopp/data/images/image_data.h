@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
@@ -23,8 +22,8 @@ namespace dtopp::data {
 class ImageShard {
  public:
   // Opens the file. Throws DataError if a tensor that `facts` require is missing, or if dtypes or shapes do
-  // not match. `facts` must outlive the shard.
-  ImageShard(const std::filesystem::path& path, const ImageFacts& facts);
+  // not match.
+  ImageShard(const fs::path& path, std::shared_ptr<const ImageFacts> facts);
 
   uint64_t images() const { return images_; }
   // As in ImageData, which checks kind and sizes first. Precondition: index < images().
@@ -49,8 +48,8 @@ class ImageShard {
   [[noreturn]] void fail(const std::string& cause) const;
   [[noreturn]] void fail(uint64_t index, const std::string& cause) const;
 
-  const ImageFacts& facts_;
-  std::filesystem::path path_;
+  std::shared_ptr<const ImageFacts> facts_;
+  fs::path path_;
   SafetensorsReader file_;
   uint64_t images_ = 0;
   bool is_counted_ = false;
@@ -75,22 +74,15 @@ struct ImageLayout {
   std::vector<double> scale{1.0}, shift{0.0};
 };
 
-// One folder of prepared images. The facts are on the heap because the shards refer to them.
-struct ImageFolder {
-  std::unique_ptr<ImageFacts> facts;
-  std::string hash;
-  std::vector<ImageShard> shards;
-};
-
 class ImageData {
  public:
   // Opens the folders. Throws DataError, naming the file, if a file is missing or damaged, differs from its
   // manifest, or belongs to an unfinished preparation. Throws UsageError if the folders have different
   // layouts.
-  static ImageData open(const std::vector<std::filesystem::path>& folders, Verify verify = Verify::kChanged);
+  static ImageData open(const std::vector<fs::path>& folders, Verify verify = Verify::kChanged);
 
-  uint64_t size() const { return first_image_.back(); }  // number of samples
-  std::vector<uint64_t> folder_sizes() const;            // number of samples per folder
+  uint64_t size() const { return first_image_.back(); }                        // number of samples
+  const std::vector<uint64_t>& folder_sizes() const { return folder_sizes_; }  // number of samples per folder
   const ImageLayout& layout() const { return layout_; }
   // A hash of the contents of all folders, independent of their paths.
   const std::string& content_hash() const { return content_hash_; }
@@ -117,9 +109,9 @@ class ImageData {
   // Returns the shard of a sample and the sample's index in the shard.
   std::pair<const ImageShard&, uint64_t> find(uint64_t index) const;
 
-  std::vector<ImageFolder> folders_;
-  std::vector<const ImageShard*> shards_;  // of all folders, in order
-  std::vector<uint64_t> first_image_{0};   // index of each shard's first image, then the total
+  std::vector<ImageShard> shards_;        // of all folders, in order
+  std::vector<uint64_t> first_image_{0};  // index of each shard's first image, then the total
+  std::vector<uint64_t> folder_sizes_;
   ImageLayout layout_;
   std::string content_hash_;
 };

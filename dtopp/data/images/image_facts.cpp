@@ -71,7 +71,7 @@ ordered_json to_json(const ImageFacts& facts) {
   return about;
 }
 
-ImageFacts read_image_facts(const Manifest& manifest, const std::filesystem::path& path) {
+ImageFacts read_image_facts(const Manifest& manifest, const fs::path& path) {
   const JsonFields about(manifest.about, path.string());
   ImageFacts facts;
   facts.job = read_job(about.object("job"));

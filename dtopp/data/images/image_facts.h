@@ -5,15 +5,14 @@
 
 #include <array>
 #include <cstdint>
-#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "dtopp/base/float_type.h"
 #include "dtopp/base/manifest.h"
+#include "dtopp/base/safetensors.h"
 #include "dtopp/data/files/resumable_folder.h"
 
 namespace dtopp::data {
@@ -43,9 +42,9 @@ inline constexpr int64_t kLargestStoredRaw = 64;
 
 // The settings that determine the output, next to the sources.
 struct ImageJob {
-  int64_t size = 0;  // height and width to which pictures are resized; 0: not resized
-  int64_t channels = 3;
-  std::vector<double> scale, shift;  // of latents; empty: 1 and 0
+  int64_t size = 0;      // height and width to which pictures are resized; 0: all must have the same size
+  int64_t channels = 3;  // of pictures: 1 or 3
+  std::vector<double> scale, shift;  // of latents: one number, or one per channel; empty: 1 and 0
 };
 
 // A sample that was skipped.
@@ -75,6 +74,6 @@ nlohmann::ordered_json to_json(const ImageFacts& facts);
 nlohmann::ordered_json to_json(const ImageJob& job);
 // Reads the facts from the `about` object of the manifest at `path`. Throws DataError, naming `path` and the
 // key, if a value is missing, has a wrong type or is out of range.
-ImageFacts read_image_facts(const Manifest& manifest, const std::filesystem::path& path);
+ImageFacts read_image_facts(const Manifest& manifest, const fs::path& path);
 
 }  // namespace dtopp::data

@@ -6,7 +6,6 @@
 #include <charconv>
 #include <exception>
 #include <new>
-#include <span>
 #include <system_error>
 #include <tuple>
 #include <utility>
@@ -39,6 +38,251 @@ size_t ending_of(std::string_view name) {
   const size_t dot = name.rfind('.');
   const size_t base = name.size() - base_name(name).size();
   return dot == name.npos || dot <= base ? name.size() : dot;
+}
+
+bool is_array_file(const fs::path& path) {
+  return path.extension() == ".safetensors" || path.extension() == ".npy";
+}
+
+bool is_tar(const fs::path& path) {
+  const std::string name = path.filename().string();
+  return name.ends_with(".tar") || name.ends_with(".tar.gz") || name.ends_with(".tgz") ||
+         name.ends_with(".tar.zst");
+}
+
+int64_t checked_class(int64_t number) {
+  if (number < 0 || number >= kMaxClasses)
+    throw DataError("class ", number, " is not from 0 to ", kMaxClasses - 1);
+  return number;
+}
+
+bool is_complete(const RawSample& sample) { return sample.picture || sample.array || !sample.cause.empty(); }
+
+bool is_picture(MemberRole role) {
+  return role == MemberRole::kPicture || role == MemberRole::kUnknownPicture;
+}
+
+// Limits of a batch: a batch ends when it reaches one of them.
+constexpr uint64_t kImageBatchBytes = uint64_t{1} << 18;
+constexpr uint64_t kImageBatchDecodedBytes = uint64_t{1} << 24;
+constexpr size_t kImageBatchSamples = 64;
+constexpr size_t kImageBatchFiles = 8;  // files that the worker reads itself
+
+struct FolderMember {
+  std::string name;  // path relative to the folder, with "/"
+  uint64_t size = 0;
+  int64_t modified = 0;  // nanoseconds since 1970
+};
+
+// Lists the files of a folder, whose names begin with `prefix`, and of its subfolders. `above` are the
+// folders that contain it.
+void list_members(const fs::path& folder, const std::string& prefix,
+                  std::vector<std::pair<dev_t, ino_t>>& above, std::vector<FolderMember>& members) {
+  struct stat status {};
+  if (::stat(folder.c_str(), &status) != 0) throw file_error("list", folder, errno);
+  const std::pair identity(status.st_dev, status.st_ino);
+  if (std::ranges::find(above, identity) != above.end())
+    throw DataError(folder, ": is a link back to a folder that contains it; remove the link");
+  above.push_back(identity);
+  for (const fs::path& path : list_directory(folder)) {
+    const std::string name = prefix + path.filename().string();
+    if (path.filename().string().starts_with('.')) continue;
+    end_if_stopped();
+    struct stat file {};
+    const bool there = ::stat(path.c_str(), &file) == 0;  // if not, opening it reports the reason
+    if (there && S_ISDIR(file.st_mode))
+      list_members(path, name + "/", above, members);
+    else if (role_of(name) != MemberRole::kOther)
+      members.push_back({name, there ? static_cast<uint64_t>(file.st_size) : 0,
+                         file.st_mtim.tv_sec * int64_t{1'000'000'000} + file.st_mtim.tv_nsec});
+  }
+  above.pop_back();
+}
+
+// Lists the files of a folder and its subfolders. Links are followed; names that begin with a dot are
+// skipped.
+std::vector<FolderMember> list_members(const fs::path& folder) {
+  std::vector<std::pair<dev_t, ino_t>> above;
+  std::vector<FolderMember> members;
+  list_members(folder, "", above, members);
+  // Sort by folder, then key, then ending, so that the members of a sample are adjacent.
+  std::ranges::sort(members, {}, [](const FolderMember& member) {
+    const std::string_view key = key_of(member.name);
+    const size_t slash = std::min(key.rfind('/'), key.size());
+    return std::tuple(key.substr(0, slash), key.substr(slash), std::string_view(member.name));
+  });
+  return members;
+}
+
+class FolderSource : public SampleGroups {
+ public:
+  explicit FolderSource(const fs::path& path) : path_(path), members_(list_members(path)) {}
+
+ private:
+  std::optional<Named> next_member() override {
+    if (next_ == members_.size()) return std::nullopt;
+    const std::string& name = members_[next_++].name;
+    return Named{name, name_fault(name)};
+  }
+  RawMember content(bool) override { return {"", path_ / members_[next_ - 1].name}; }
+  std::string location_of(const std::string& name) const override {
+    return printable((path_ / name).string());
+  }
+
+  fs::path path_;
+  std::vector<FolderMember> members_;
+  size_t next_ = 0;
+};
+
+constexpr size_t kTarBlockBytes = size_t{1} << 18;
+constexpr uint64_t kEndMarkBytes = 1024;  // two blocks of zeros
+
+// Returns the name's bytes as stored. pathname() returns null for a UTF-8 name that the locale cannot
+// represent.
+std::string name_of(archive_entry* entry) {
+  if (const char* name = archive_entry_pathname(entry)) return name;
+  const char* name = archive_entry_pathname_utf8(entry);
+  return name ? name : "";
+}
+
+std::string fault_of(archive_entry* entry, const std::string& name, uint64_t size) {
+  if (const std::string fault = name_fault(name); !fault.empty()) return fault;
+  if (archive_entry_hardlink(entry) || archive_entry_filetype(entry) == AE_IFLNK)
+    return "is a link, which is not followed";
+  if (archive_entry_filetype(entry) != AE_IFREG) return "is not a regular file";
+  // Its gaps cost memory and no bytes of the archive.
+  if (archive_entry_sparse_count(entry) > 0) return "is a sparse file; store it whole";
+  if (size > kMaxMemberBytes)
+    return "claims " + std::to_string(size) + " bytes, more than the " + std::to_string(kMaxMemberBytes) +
+           " allowed";
+  return "";
+}
+
+class TarSource : public SampleGroups {
+ public:
+  // Throws DataError, naming the file and the byte (in the compressed file), if it is truncated, damaged or
+  // not a tar file; so do the other methods.
+  explicit TarSource(const fs::path& path)
+      : path_(path), source_(open_bytes(path)), block_(kTarBlockBytes), archive_(archive_read_new()) {
+    if (!archive_) throw std::bad_alloc();
+    archive* tar = archive_.get();
+    archive_read_support_format_tar(tar);
+    archive_read_set_options(tar, "read_concatenated_archives");
+    archive_read_set_read_callback(tar, &TarSource::on_read);
+    archive_read_set_skip_callback(tar, &TarSource::on_skip);
+    archive_read_set_callback_data(tar, this);
+    if (archive_read_open1(tar) != ARCHIVE_OK) fail_as_archive();
+  }
+
+ private:
+  std::optional<Named> next_member() override {
+    while (!at_end_) {
+      archive_entry* entry = nullptr;
+      const int status = archive_read_next_header(archive_.get(), &entry);
+      if (status == ARCHIVE_EOF) {
+        if (zeros_at_end_ < kEndMarkBytes) fail("ends without a tar's end mark: the file is truncated");
+        at_end_ = true;
+        break;
+      }
+      if (status != ARCHIVE_OK && status != ARCHIVE_WARN) fail_as_archive();
+      if (archive_entry_filetype(entry) == AE_IFDIR && !archive_entry_hardlink(entry)) continue;
+      size_ = static_cast<uint64_t>(std::max<int64_t>(archive_entry_size(entry), 0));
+      const std::string name = name_of(entry);
+      return Named{name, fault_of(entry, name, size_)};
+    }
+    return std::nullopt;
+  }
+
+  RawMember content(bool load) override { return {load ? read() : "", {}}; }
+
+  std::string location_of(const std::string& name) const override {
+    return path_.string() + ": " + printable(name);
+  }
+
+  std::string read() {
+    std::string bytes;
+    while (bytes.size() < size_) {
+      // The header's size is not trusted: memory grows only with the bytes that are read.
+      const size_t begin = bytes.size();
+      bytes.resize(std::min<uint64_t>(size_, begin + kTarBlockBytes));
+      const auto count = archive_read_data(archive_.get(), bytes.data() + begin, bytes.size() - begin);
+      if (count < 0) fail_as_archive();
+      bytes.resize(begin + static_cast<size_t>(count));
+      if (count == 0) fail("a member ends early");
+    }
+    return bytes;
+  }
+
+  // Stores exceptions, because they must not pass through libarchive, which is C.
+  template <class Call>
+  auto guarded(archive* reader, Call call) -> decltype(call()) {
+    try {
+      return call();
+    } catch (...) {
+      error_ = std::current_exception();
+      archive_set_error(reader, EIO, "reading failed");
+      return ARCHIVE_FATAL;
+    }
+  }
+
+  static ptrdiff_t on_read(archive* reader, void* self, const void** block) {
+    auto& tar = *static_cast<TarSource*>(self);
+    return tar.guarded(reader, [&] {
+      const size_t count = tar.source_->read(tar.block_);
+      tar.note_end(count);
+      *block = tar.block_.data();
+      return static_cast<ptrdiff_t>(count);
+    });
+  }
+
+  static int64_t on_skip(archive* reader, void* self, int64_t count) {
+    auto& tar = *static_cast<TarSource*>(self);
+    return tar.guarded(reader, [&] {
+      const uint64_t skipped = tar.source_->skip(static_cast<uint64_t>(count));
+      if (skipped > 0) tar.zeros_at_end_ = 0;
+      return static_cast<int64_t>(skipped);
+    });
+  }
+
+  void note_end(size_t count) {
+    const auto end = block_.rend(), begin = end - static_cast<ptrdiff_t>(count);
+    const auto zeros = std::find_if(begin, end, [](char c) { return c != 0; }) - begin;
+    zeros_at_end_ =
+        static_cast<size_t>(zeros) == count ? zeros_at_end_ + count : static_cast<uint64_t>(zeros);
+  }
+
+  [[noreturn]] void fail(const std::string& cause) const {
+    throw DataError(path_, ": byte ", source_->file_bytes(), ": ", cause,
+                    "; restore the file from its source");
+  }
+
+  [[noreturn]] void fail_as_archive() {
+    if (error_) std::rethrow_exception(error_);
+    const char* cause = archive_error_string(archive_.get());
+    fail(cause ? cause : "not a tar file");
+  }
+
+  fs::path path_;
+  std::unique_ptr<ByteSource> source_;
+  std::vector<char> block_;
+  uint64_t zeros_at_end_ = 0;  // zero bytes at the end of the bytes read so far
+  std::exception_ptr error_;   // exception that the source threw inside libarchive
+  uint64_t size_ = 0;          // size of the current member
+  bool at_end_ = false;
+  std::unique_ptr<archive, decltype([](auto* tar) { archive_read_free(tar); })> archive_;
+};
+
+InputSource describe_image_folder(const fs::path& path) {
+  InputSource source;
+  Hasher hasher;
+  for (const FolderMember& member : list_members(path)) {
+    const std::string line =
+        member.name + '\0' + std::to_string(member.size) + '\0' + std::to_string(member.modified) + '\0';
+    hasher.update(std::as_bytes(std::span(line)));
+    source.size += member.size;
+  }
+  source.xxh3_128 = hasher.hexdigest();
+  return source;
 }
 
 }  // namespace
@@ -74,29 +318,27 @@ MemberRole role_of(std::string_view name) {
   if (base_name(name).starts_with('.')) return MemberRole::kOther;
   std::string ending(name.substr(ending_of(name)));
   std::ranges::transform(ending, ending.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
-  constexpr std::array<std::pair<std::string_view, MemberRole>, 18> kRoles{{
-      {".jpg", MemberRole::kPicture},
-      {".jpeg", MemberRole::kPicture},
-      {".png", MemberRole::kPicture},
-      {".webp", MemberRole::kPicture},
-      {".npy", MemberRole::kArray},
-      {".cls", MemberRole::kNumber},
-      {".json", MemberRole::kJson},
-      {".gif", MemberRole::kUnknownPicture},
-      {".bmp", MemberRole::kUnknownPicture},
-      {".tif", MemberRole::kUnknownPicture},
-      {".tiff", MemberRole::kUnknownPicture},
-      {".avif", MemberRole::kUnknownPicture},
-      {".heic", MemberRole::kUnknownPicture},
-      {".heif", MemberRole::kUnknownPicture},
-      {".jp2", MemberRole::kUnknownPicture},
-      {".jxl", MemberRole::kUnknownPicture},
-      {".ppm", MemberRole::kUnknownPicture},
-      {".jpe", MemberRole::kPicture},
-  }};
-  for (const auto& [known, role] : kRoles) {
+  using enum MemberRole;
+  constexpr std::array<std::pair<std::string_view, MemberRole>, 18> kRoles{{{".jpg", kPicture},
+                                                                            {".jpeg", kPicture},
+                                                                            {".jpe", kPicture},
+                                                                            {".png", kPicture},
+                                                                            {".webp", kPicture},
+                                                                            {".npy", kArray},
+                                                                            {".cls", kNumber},
+                                                                            {".json", kJson},
+                                                                            {".gif", kUnknownPicture},
+                                                                            {".bmp", kUnknownPicture},
+                                                                            {".tif", kUnknownPicture},
+                                                                            {".tiff", kUnknownPicture},
+                                                                            {".avif", kUnknownPicture},
+                                                                            {".heic", kUnknownPicture},
+                                                                            {".heif", kUnknownPicture},
+                                                                            {".jp2", kUnknownPicture},
+                                                                            {".jxl", kUnknownPicture},
+                                                                            {".ppm", kUnknownPicture}}};
+  for (const auto& [known, role] : kRoles)
     if (ending == known) return role;
-  }
   return MemberRole::kOther;
 }
 
@@ -115,11 +357,8 @@ std::string name_fault(std::string_view name) {
   if (find_invalid_utf8(name)) return "has a name that is not UTF-8";
   if (std::ranges::any_of(name, is_control)) return "has a control character in its name";
   if (name.size() > 4096) return "has a name of " + std::to_string(name.size()) + " bytes";
-  for (std::string_view rest = name; !rest.empty();) {
-    const size_t slash = std::min(rest.find('/'), rest.size());
-    if (rest.substr(0, slash) == "..") return "has a name that leads out of its folder (..)";
-    rest.remove_prefix(std::min(slash + 1, rest.size()));
-  }
+  if (concat("/", name, "/").find("/../") != std::string::npos)
+    return "has a name that leads out of its folder (..)";
   return "";
 }
 
@@ -136,48 +375,15 @@ std::string printable(std::string_view name) {
   return text;
 }
 
-namespace {
-
-namespace fs = std::filesystem;
-
-bool is_array_file(const fs::path& path) {
-  return path.extension() == ".safetensors" || path.extension() == ".npy";
-}
-
-bool is_tar(const fs::path& path) {
-  const std::string name = path.filename().string();
-  return name.ends_with(".tar") || name.ends_with(".tar.gz") || name.ends_with(".tgz") ||
-         name.ends_with(".tar.zst");
-}
-
-int64_t checked_class(int64_t number) {
-  if (number < 0 || number >= kMaxClasses)
-    throw DataError("class ", number, " is not from 0 to ", kMaxClasses - 1);
-  return number;
-}
-
-bool is_complete(const RawSample& sample) { return sample.picture || sample.array || !sample.cause.empty(); }
-
-bool is_picture(MemberRole role) {
-  return role == MemberRole::kPicture || role == MemberRole::kUnknownPicture;
-}
-
-// Limits of a batch: a batch ends when it reaches one of them.
-constexpr uint64_t kImageBatchBytes = uint64_t{1} << 18;
-constexpr uint64_t kImageBatchDecodedBytes = uint64_t{1} << 24;
-constexpr size_t kImageBatchSamples = 64;
-constexpr size_t kImageBatchFiles = 8;  // files that the worker reads itself
-
-}  // namespace
-
 std::unique_ptr<ImageSource> open_images(const fs::path& path) {
   const PathKind kind = path_kind(path);
-  if (kind == PathKind::kDirectory) return open_image_folder(path);
+  if (kind == PathKind::kDirectory) return std::make_unique<FolderSource>(path);
   if (kind == PathKind::kNothing) throw file_error("open", path, ENOENT);
   if (!is_tar(path) && !is_array_file(path))
     throw UsageError(path, ": neither a folder nor .tar, .tar.gz, .tar.zst, .safetensors or .npy");
   if (kind == PathKind::kOther) throw DataError(path, ": not a regular file");
-  return is_tar(path) ? open_image_tar(path) : open_image_array(path);
+  if (!is_tar(path)) return open_image_array(path);
+  return std::make_unique<TarSource>(path);
 }
 
 InputSource describe_source(const fs::path& path) {
@@ -321,250 +527,7 @@ void ImageBatches::require_unchanged() const {
     throw DataError(paths_[next_].string(), ": changed while it was being read; run the same command again");
 }
 
-namespace {
-
-namespace fs = std::filesystem;
-
-struct FolderMember {
-  std::string name;  // path relative to the folder, with "/"
-  uint64_t size = 0;
-  int64_t modified = 0;  // nanoseconds since 1970
-};
-
-// Lists the files of a folder and its subfolders. Links are followed; names that begin with a dot are
-// skipped.
-class FolderList {
- public:
-  explicit FolderList(const fs::path& folder) {
-    walk(folder, "");
-    // Sort by folder, then key, then ending, so that the members of a sample are adjacent.
-    std::ranges::sort(members_, {}, [](const FolderMember& member) {
-      const std::string_view key = key_of(member.name);
-      const size_t slash = std::min(key.rfind('/'), key.size());
-      return std::tuple(key.substr(0, slash), key.substr(slash), std::string_view(member.name));
-    });
-  }
-  std::vector<FolderMember> take() && { return std::move(members_); }
-
- private:
-  void walk(const fs::path& folder, const std::string& prefix) {
-    struct stat status {};
-    if (::stat(folder.c_str(), &status) != 0) throw file_error("list", folder, errno);
-    const std::pair identity(status.st_dev, status.st_ino);
-    if (std::ranges::find(above_, identity) != above_.end())
-      throw DataError(folder, ": is a link back to a folder that contains it; remove the link");
-    above_.push_back(identity);
-    for (const fs::path& path : list_directory(folder)) {
-      const std::string name = path.filename().string();
-      if (!name.starts_with('.')) add(path, prefix + name);
-    }
-    above_.pop_back();
-  }
-
-  void add(const fs::path& path, const std::string& name) {
-    end_if_stopped();
-    struct stat status {};
-    const bool there = ::stat(path.c_str(), &status) == 0;  // if not, opening it reports the reason
-    if (there && S_ISDIR(status.st_mode)) return walk(path, name + "/");
-    if (role_of(name) == MemberRole::kOther) return;
-    members_.push_back({name, there ? static_cast<uint64_t>(status.st_size) : 0,
-                        status.st_mtim.tv_sec * int64_t{1'000'000'000} + status.st_mtim.tv_nsec});
-  }
-
-  std::vector<std::pair<dev_t, ino_t>> above_;
-  std::vector<FolderMember> members_;
-};
-
-class FolderSource : public SampleGroups {
- public:
-  explicit FolderSource(const fs::path& path) : path_(path), members_(FolderList(path).take()) {}
-
- private:
-  std::optional<Named> next_member() override {
-    if (next_ == members_.size()) return std::nullopt;
-    const std::string& name = members_[next_++].name;
-    return Named{name, name_fault(name)};
-  }
-  RawMember content(bool) override { return {"", path_ / members_[next_ - 1].name}; }
-  std::string location_of(const std::string& name) const override {
-    return printable((path_ / name).string());
-  }
-
-  fs::path path_;
-  std::vector<FolderMember> members_;
-  size_t next_ = 0;
-};
-
-}  // namespace
-
-std::unique_ptr<ImageSource> open_image_folder(const fs::path& path) {
-  return std::make_unique<FolderSource>(path);
-}
-
-InputSource describe_image_folder(const fs::path& path) {
-  InputSource source;
-  Hasher hasher;
-  for (const FolderMember& member : FolderList(path).take()) {
-    const std::string line =
-        member.name + '\0' + std::to_string(member.size) + '\0' + std::to_string(member.modified) + '\0';
-    hasher.update(std::as_bytes(std::span(line)));
-    source.size += member.size;
-  }
-  source.xxh3_128 = hasher.hexdigest();
-  return source;
-}
-
 // Reads a tar file, plain or compressed (.gz, .zst). Nothing is extracted to disk: names are only text, and
 // links are not followed.
-
-namespace {
-
-constexpr size_t kTarBlockBytes = size_t{1} << 18;
-constexpr uint64_t kEndMarkBytes = 1024;  // two blocks of zeros
-
-// Returns the name's bytes as stored. pathname() returns null for a UTF-8 name that the locale cannot
-// represent.
-std::string name_of(archive_entry* entry) {
-  if (const char* name = archive_entry_pathname(entry)) return name;
-  const char* name = archive_entry_pathname_utf8(entry);
-  return name ? name : "";
-}
-
-std::string fault_of(archive_entry* entry, const std::string& name, uint64_t size) {
-  if (const std::string fault = name_fault(name); !fault.empty()) return fault;
-  if (archive_entry_hardlink(entry) || archive_entry_filetype(entry) == AE_IFLNK)
-    return "is a link, which is not followed";
-  if (archive_entry_filetype(entry) != AE_IFREG) return "is not a regular file";
-  // Its gaps cost memory and no bytes of the archive.
-  if (archive_entry_sparse_count(entry) > 0) return "is a sparse file; store it whole";
-  if (size > kMaxMemberBytes)
-    return "claims " + std::to_string(size) + " bytes, more than the " + std::to_string(kMaxMemberBytes) +
-           " allowed";
-  return "";
-}
-
-class TarSource : public SampleGroups {
- public:
-  // Throws DataError, naming the file and the byte (in the compressed file), if it is truncated, damaged or
-  // not a tar file; so do the other methods.
-  explicit TarSource(const std::filesystem::path& path)
-      : path_(path), source_(open_bytes(path)), block_(kTarBlockBytes), archive_(archive_read_new()) {
-    if (!archive_) throw std::bad_alloc();
-    archive* tar = archive_.get();
-    archive_read_support_format_tar(tar);
-    archive_read_set_options(tar, "read_concatenated_archives");
-    archive_read_set_read_callback(tar, &TarSource::on_read);
-    archive_read_set_skip_callback(tar, &TarSource::on_skip);
-    archive_read_set_callback_data(tar, this);
-    if (archive_read_open1(tar) != ARCHIVE_OK) fail_as_archive();
-  }
-
- private:
-  struct FreeArchive {
-    void operator()(archive* tar) const { archive_read_free(tar); }
-  };
-
-  std::optional<Named> next_member() override {
-    while (!at_end_) {
-      archive_entry* entry = nullptr;
-      const int status = archive_read_next_header(archive_.get(), &entry);
-      if (status == ARCHIVE_EOF) {
-        if (zeros_at_end_ < kEndMarkBytes) fail("ends without a tar's end mark: the file is truncated");
-        at_end_ = true;
-        break;
-      }
-      if (status != ARCHIVE_OK && status != ARCHIVE_WARN) fail_as_archive();
-      if (archive_entry_filetype(entry) == AE_IFDIR && !archive_entry_hardlink(entry)) continue;
-      size_ = static_cast<uint64_t>(std::max<int64_t>(archive_entry_size(entry), 0));
-      const std::string name = name_of(entry);
-      return Named{name, fault_of(entry, name, size_)};
-    }
-    return std::nullopt;
-  }
-
-  RawMember content(bool load) override { return {load ? read() : "", {}}; }
-
-  std::string location_of(const std::string& name) const override {
-    return path_.string() + ": " + printable(name);
-  }
-
-  std::string read() {
-    std::string bytes;
-    while (bytes.size() < size_) {
-      // The header's size is not trusted: memory grows only with the bytes that are read.
-      const size_t begin = bytes.size();
-      bytes.resize(std::min<uint64_t>(size_, begin + kTarBlockBytes));
-      const auto count = archive_read_data(archive_.get(), bytes.data() + begin, bytes.size() - begin);
-      if (count < 0) fail_as_archive();
-      bytes.resize(begin + static_cast<size_t>(count));
-      if (count == 0) fail("a member ends early");
-    }
-    return bytes;
-  }
-
-  // Stores exceptions, because they must not pass through libarchive, which is C.
-  template <class Call>
-  auto guarded(archive* reader, Call call) -> decltype(call()) {
-    try {
-      return call();
-    } catch (...) {
-      error_ = std::current_exception();
-      archive_set_error(reader, EIO, "reading failed");
-      return ARCHIVE_FATAL;
-    }
-  }
-
-  static ptrdiff_t on_read(archive* reader, void* self, const void** block) {
-    auto& tar = *static_cast<TarSource*>(self);
-    return tar.guarded(reader, [&] {
-      const size_t count = tar.source_->read(tar.block_);
-      tar.note_end(count);
-      *block = tar.block_.data();
-      return static_cast<ptrdiff_t>(count);
-    });
-  }
-
-  static int64_t on_skip(archive* reader, void* self, int64_t count) {
-    auto& tar = *static_cast<TarSource*>(self);
-    return tar.guarded(reader, [&] {
-      const uint64_t skipped = tar.source_->skip(static_cast<uint64_t>(count));
-      if (skipped > 0) tar.zeros_at_end_ = 0;
-      return static_cast<int64_t>(skipped);
-    });
-  }
-
-  void note_end(size_t count) {
-    const auto end = block_.rend(), begin = end - static_cast<ptrdiff_t>(count);
-    const auto zeros = std::find_if(begin, end, [](char c) { return c != 0; }) - begin;
-    zeros_at_end_ =
-        static_cast<size_t>(zeros) == count ? zeros_at_end_ + count : static_cast<uint64_t>(zeros);
-  }
-
-  [[noreturn]] void fail(const std::string& cause) const {
-    throw DataError(path_, ": byte ", source_->file_bytes(), ": ", cause,
-                    "; restore the file from its source");
-  }
-
-  [[noreturn]] void fail_as_archive() {
-    if (error_) std::rethrow_exception(error_);
-    const char* cause = archive_error_string(archive_.get());
-    fail(cause ? cause : "not a tar file");
-  }
-
-  std::filesystem::path path_;
-  std::unique_ptr<ByteSource> source_;
-  std::vector<char> block_;
-  uint64_t zeros_at_end_ = 0;  // zero bytes at the end of the bytes read so far
-  std::exception_ptr error_;   // exception that the source threw inside libarchive
-  uint64_t size_ = 0;          // size of the current member
-  bool at_end_ = false;
-  std::unique_ptr<archive, FreeArchive> archive_;
-};
-
-}  // namespace
-
-std::unique_ptr<ImageSource> open_image_tar(const std::filesystem::path& path) {
-  return std::make_unique<TarSource>(path);
-}
 
 }  // namespace dtopp::data

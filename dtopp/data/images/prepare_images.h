@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -124,7 +123,7 @@ class ImageWriter {
  public:
   // Resumes after `start`, the result of an earlier writer's sync() or finish_shard(). `facts` determine the
   // tensors of the samples. Throws DataError if the data written until then are missing or changed.
-  ImageWriter(std::filesystem::path folder, const ImageFacts& facts, const ManifestFiles& start,
+  ImageWriter(fs::path folder, const ImageFacts& facts, const ManifestFiles& start,
               uint64_t shard_bytes = kMaxShardBytes);
 
   // Returns true if the sample fits into the current shard. Every sample fits into an empty shard.
@@ -137,7 +136,7 @@ class ImageWriter {
   // A run that is interrupted before the result is recorded therefore resumes from the earlier record.
   ManifestFiles finish_shard();
   // Begins the next shard with empty streams.
-  void begin_shard();
+  void begin_shard() { open_streams({}); }
   bool is_empty() const { return images_ == 0; }
 
  private:
@@ -155,9 +154,9 @@ class ImageWriter {
   std::vector<TensorSource> append_others();
   void put(const std::string& name, std::span<const std::byte> bytes);
   void put_number(const std::string& name, int64_t value);
-  std::filesystem::path stream_path(const std::string& name) const;
+  fs::path stream_path(const std::string& name) const { return folder_ / (kStreamPrefix + name); }
 
-  std::filesystem::path folder_;
+  fs::path folder_;
   uint64_t shard_bytes_;
   ManifestFiles shards_;  // finished shards
   std::vector<Stream> streams_;
@@ -165,13 +164,10 @@ class ImageWriter {
   int64_t text_tokens_ = 0;
 };
 
-struct PrepareImagesOptions {
-  std::vector<std::filesystem::path> sources;  // read in this order
-  std::filesystem::path output;
-  int64_t size = 0;                  // pictures are resized to size x size; 0: all must have the same size
-  int64_t channels = 3;              // channels of pictures: 1 or 3
-  std::vector<double> scale, shift;  // of latents: one number, or one per channel; empty: 1 and 0
-  uint64_t max_bad = 0;              // number of unusable samples that may be skipped
+struct PrepareImagesOptions : ImageJob {
+  std::vector<fs::path> sources;  // read in this order
+  fs::path output;
+  uint64_t max_bad = 0;  // number of unusable samples that may be skipped
   int num_workers = 1;
   // Interval between records: a restart repeats at most this much work.
   std::chrono::milliseconds record_every{5000};

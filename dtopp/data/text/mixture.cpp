@@ -121,9 +121,8 @@ std::vector<uint64_t> counts_of(const std::vector<double>& weights) {
   if (!possible) throw std::invalid_argument("Mixture: weights must be finite numbers above 0");
   constexpr int kDecimals = 12;
   double scale = 1;
-  for (int decimals = 0; decimals <= kDecimals; ++decimals, scale *= 10) {
+  for (int decimals = 0; decimals <= kDecimals; ++decimals, scale *= 10)
     if (auto whole = whole_weights(weights, scale)) return *whole;
-  }
   return rounded_weights(weights);
 }
 

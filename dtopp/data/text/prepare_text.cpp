@@ -18,21 +18,21 @@
 #include "dtopp/data/text/unicode.h"
 
 namespace dtopp::data {
-std::vector<int64_t> encode_file(const std::filesystem::path& path, const Tokenizer& tokenizer) {
+std::vector<int64_t> encode_file(const fs::path& path, const Tokenizer& tokenizer) {
   const int32_t end_of_text = tokenizer.end_of_text();
   std::vector<int64_t> ids;
-  TextReader reader(path);
-  std::string document;
-  while (reader.next(document)) {
+  LineReader lines(path);
+  DocumentParser parser;
+  for (std::string line; lines.next(line);) {
+    const std::string_view document = parser.parse(path, lines.line_number(), line);
+    if (document.empty()) continue;
     end_if_stopped();
-    const auto encoded = at_line(path, reader.line_number(), [&] { return tokenizer.encode(document); });
+    const auto encoded = at_line(path, lines.line_number(), [&] { return tokenizer.encode(document); });
     ids.insert(ids.end(), encoded.begin(), encoded.end());
     ids.push_back(end_of_text);
   }
   return ids;
 }
-
-namespace fs = std::filesystem;
 
 TokenizerEncoder::TokenizerEncoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
   end_of_text = tokenizer.end_of_text();
@@ -106,8 +106,6 @@ EncodedBatch BatchEncoder::encode(TextBatch& batch, int worker) {
 
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr const char* kTokensName = "tokens.bin";
 
 TokenType type_for(int64_t vocab_size) {
@@ -118,6 +116,54 @@ TokenType type_for(int64_t vocab_size) {
 std::string recorded_hash(const ManifestFiles& files, const char* name) {
   const auto found = files.find(name);
   return found == files.end() ? "not recorded" : found->second.xxh3_128;
+}
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMostValues = 1000;  // of a key that divides documents into folders
+
+PrepareTextOptions checked(PrepareTextOptions options) {
+  if (options.inputs.empty()) throw UsageError("no text files to prepare");
+  if (options.num_workers < 1) throw UsageError("at least one worker is needed");
+  for (const fs::path& path : options.inputs) {
+    if (find_invalid_utf8(path.filename().string()))
+      throw UsageError(replace_invalid_utf8(path.string()),
+                       ": its name is not UTF-8, and the output folder records names; rename it");
+    if (path.extension() == ".parquet")
+      throw UsageError(path, ": Parquet is not supported; convert it: python scripts/parquet_to_jsonl.py ",
+                       path, " --output FILE.jsonl.zst");
+    open_regular(path);  // fails early if any file cannot be opened, before one is read in full
+  }
+  if (options.split_on.empty()) return options;
+  if (std::ranges::all_of(options.inputs, is_json_lines))
+    throw UsageError("--split-on: divides plain text, and all inputs are JSON lines");
+  if (options.split_on.size() > kMaxSeparatorBytes || find_invalid_utf8(options.split_on))
+    throw UsageError("--split-on: must be UTF-8 of at most ", kMaxSeparatorBytes, " bytes");
+  return options;
+}
+
+nlohmann::ordered_json settings_of(const TextEncoder& encoder, const PrepareTextOptions& options) {
+  nlohmann::ordered_json settings = {{"tokenizer_hash", encoder.tokenizer_hash},
+                                     {"vocab_size", encoder.vocab_size},
+                                     {"end_of_text", encoder.end_of_text}};
+  if (!options.split_on.empty()) settings["split_on"] = options.split_on;
+  if (!options.only.key.empty()) settings["only"] = {{options.only.key, options.only.value}};
+  return settings;
+}
+
+std::vector<InputSource> describe_inputs(const std::vector<fs::path>& inputs) {
+  std::vector<InputSource> sources;
+  for (const fs::path& path : inputs)
+    sources.push_back({path.filename().string(), fs::file_size(path), hash_file(path)});
+  return sources;
+}
+
+// Names the documents of a job in which none has text.
+std::string describe_documents(const PrepareTextOptions& options) {
+  std::string files = options.inputs.front().string();
+  if (options.inputs.size() > 1) files += " and " + std::to_string(options.inputs.size() - 1) + " more";
+  if (options.only.key.empty()) return files + ": no document";
+  return files + ": no document with \"" + options.only.key + "\" " + quote_json(options.only.value);
 }
 
 }  // namespace
@@ -172,59 +218,6 @@ ManifestFiles TokenFileWriter::finish() {
   rename_durably(temporary, index);
   return {{kTokensName, written_.files.at(kTokensName)}, {kIndexName, {fs::file_size(index), index_hash}}};
 }
-
-namespace {
-
-namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
-
-constexpr size_t kMostValues = 1000;  // of a key that divides documents into folders
-
-PrepareTextOptions checked(PrepareTextOptions options) {
-  if (options.inputs.empty()) throw UsageError("no text files to prepare");
-  if (options.num_workers < 1) throw UsageError("at least one worker is needed");
-  for (const fs::path& path : options.inputs) {
-    if (find_invalid_utf8(path.filename().string()))
-      throw UsageError(replace_invalid_utf8(path.string()),
-                       ": its name is not UTF-8, and the output folder records names; rename it");
-    if (path.extension() == ".parquet")
-      throw UsageError(path, ": Parquet is not supported; convert it: python scripts/parquet_to_jsonl.py ",
-                       path, " --output FILE.jsonl.zst");
-    open_regular(path);  // fails early if any file cannot be opened, before one is read in full
-  }
-  if (options.split_on.empty()) return options;
-  if (std::ranges::all_of(options.inputs, is_json_lines))
-    throw UsageError("--split-on: divides plain text, and all inputs are JSON lines");
-  if (options.split_on.size() > kMaxSeparatorBytes || find_invalid_utf8(options.split_on))
-    throw UsageError("--split-on: must be UTF-8 of at most ", kMaxSeparatorBytes, " bytes");
-  return options;
-}
-
-nlohmann::ordered_json settings_of(const TextEncoder& encoder, const PrepareTextOptions& options) {
-  nlohmann::ordered_json settings = {{"tokenizer_hash", encoder.tokenizer_hash},
-                                     {"vocab_size", encoder.vocab_size},
-                                     {"end_of_text", encoder.end_of_text}};
-  if (!options.split_on.empty()) settings["split_on"] = options.split_on;
-  if (!options.only.key.empty()) settings["only"] = {{options.only.key, options.only.value}};
-  return settings;
-}
-
-std::vector<InputSource> describe_inputs(const std::vector<fs::path>& inputs) {
-  std::vector<InputSource> sources;
-  for (const fs::path& path : inputs)
-    sources.push_back({path.filename().string(), fs::file_size(path), hash_file(path)});
-  return sources;
-}
-
-// Names the documents of a job in which none has text.
-std::string describe_documents(const PrepareTextOptions& options) {
-  std::string files = options.inputs.front().string();
-  if (options.inputs.size() > 1) files += " and " + std::to_string(options.inputs.size() - 1) + " more";
-  if (options.only.key.empty()) return files + ": no document";
-  return files + ": no document with \"" + options.only.key + "\" " + quote_json(options.only.value);
-}
-
-}  // namespace
 
 std::vector<std::string> values_in(const std::vector<fs::path>& inputs, const std::string& key) {
   std::set<std::string> values;
@@ -332,7 +325,7 @@ void TextPreparation::finish() {
   ManifestFiles files = writer_->finish();
   const std::string& json = encoder_.tokenizer_json;
   write_file_atomically(options_.output / kTokenizerName, json);
-  files[kTokenizerName] = {json.size(), hash_bytes(std::as_bytes(std::span(json.data(), json.size())))};
+  files[kTokenizerName] = {json.size(), hash_bytes(json)};
   folder_.finish(to_json(written.documents, written.tokens, written.max_token), files);
 }
 

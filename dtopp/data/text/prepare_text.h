@@ -8,7 +8,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
@@ -27,7 +26,7 @@ namespace dtopp::data {
 
 // Returns the ids of all documents of the file (text_reader.h); <|endoftext|> follows each document. Throws
 // DataError if the file cannot be read, StoppedEarly at a stop within a StopScope.
-std::vector<int64_t> encode_file(const std::filesystem::path& path, const Tokenizer& tokenizer);
+std::vector<int64_t> encode_file(const fs::path& path, const Tokenizer& tokenizer);
 
 // A tokenizer, or a stand-in for one.
 struct TextEncoder {
@@ -65,7 +64,7 @@ struct TextBatch {
     uint64_t number;
     std::string text;
   };
-  std::filesystem::path path;
+  fs::path path;
   std::vector<Line> lines;
   uint64_t bytes = 0;  // of the text
   CorpusPosition end;  // the next batch begins here
@@ -74,7 +73,7 @@ struct TextBatch {
 // Reads text files as batches of lines, or of documents of plain text.
 class BatchReader {
  public:
-  BatchReader(const std::vector<std::filesystem::path>& files, CorpusPosition start, uint64_t batch_bytes,
+  BatchReader(const std::vector<fs::path>& files, CorpusPosition start, uint64_t batch_bytes,
               LineOptions options = {});
   // Returns a batch of at least batch_bytes, or less at the end of a file; nullopt after the last file.
   // Throws DataError if a file is damaged or has changed since this object was constructed, and ResourceError
@@ -83,9 +82,9 @@ class BatchReader {
 
  private:
   struct FileState {
-    std::filesystem::path path;
+    fs::path path;
     uint64_t size;
-    std::filesystem::file_time_type changed;
+    fs::file_time_type changed;
   };
   TextBatch read_batch();
   void finish_source();
@@ -138,7 +137,7 @@ class TokenFileWriter {
   // Resumes after `start`, the result of an earlier writer's sync(). Throws DataError if the data written
   // until then are missing or changed. Ids are stored as uint16 if `vocab_size` is at most 65536, else as
   // int32.
-  TokenFileWriter(std::filesystem::path folder, int64_t vocab_size, const WrittenTokens& start = {});
+  TokenFileWriter(fs::path folder, int64_t vocab_size, const WrittenTokens& start = {});
 
   // Appends one document. Throws DataError if it has more than 2^31 - 1 ids or an id outside [0, vocab_size).
   void append(std::span<const int32_t> ids);
@@ -150,7 +149,7 @@ class TokenFileWriter {
  private:
   void check_ids(std::span<const int32_t> ids);
 
-  std::filesystem::path folder_;
+  fs::path folder_;
   int64_t vocab_size_;
   TokenType type_;
   WrittenTokens written_;
@@ -160,8 +159,8 @@ class TokenFileWriter {
 };
 
 struct PrepareTextOptions {
-  std::vector<std::filesystem::path> inputs;  // read in this order
-  std::filesystem::path output;
+  std::vector<fs::path> inputs;  // read in this order
+  fs::path output;
   int num_workers = 1;
   // Interval between records: a restart repeats at most this much work.
   std::chrono::milliseconds record_every{5000};
@@ -184,7 +183,7 @@ struct PrepareTextProgress {
 // Returns the different strings under `key` in the JSON lines of `inputs`, in ascending order. Throws
 // UsageError if an input is not JSON lines; DataError, naming file and line, if a line has no such string or
 // the string cannot name a folder.
-std::vector<std::string> values_in(const std::vector<std::filesystem::path>& inputs, const std::string& key);
+std::vector<std::string> values_in(const std::vector<fs::path>& inputs, const std::string& key);
 
 // Prepares the text, or resumes an interrupted preparation:
 //

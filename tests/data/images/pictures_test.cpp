@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "dtopp/base/float_type.h"
+#include "dtopp/base/safetensors.h"
 #include "dtopp/data/images/decode_picture.h"
 #include "dtopp/data/images/image_source.h"
 #include "dtopp/data/images/prepare_images.h"
