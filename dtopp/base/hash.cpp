@@ -7,7 +7,7 @@
 #include <openssl/evp.h>
 #include <xxhash.h>
 
-#include "dtopp/base/descriptor.h"
+#include "dtopp/base/files.h"
 #include "dtopp/base/stop.h"
 
 namespace dtopp {

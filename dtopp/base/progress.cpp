@@ -80,8 +80,6 @@ ProgressBar::ProgressBar(std::string label, std::string unit, uint64_t total, st
       began_(Clock::now()),
       next_draw_(began_ + interval()) {}
 
-ProgressBar::~ProgressBar() { finish(); }
-
 ProgressBar::Clock::duration ProgressBar::interval() const {
   return line_.on_terminal() ? Clock::duration(kRedrawOnTerminal) : Clock::duration(kLineElsewhere);
 }

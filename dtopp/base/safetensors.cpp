@@ -1,7 +1,6 @@
 #include "dtopp/base/safetensors.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -37,8 +36,7 @@ constexpr std::array<std::pair<std::string_view, uint64_t>, 17> kDtypeBytes = {{
 using nlohmann::json;
 
 struct Entry {
-  std::string name;
-  std::string dtype;
+  std::string name, dtype;
   std::vector<int64_t> shape;
   std::vector<uint64_t> offsets;
   bool has_dtype = false, has_shape = false, has_offsets = false;

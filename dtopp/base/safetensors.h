@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/files.h"
 
 namespace dtopp {
@@ -47,8 +46,7 @@ struct TensorView {
 
 // A tensor of a file whose bytes are not in memory.
 struct TensorPlace {
-  std::string name;
-  std::string dtype;
+  std::string name, dtype;
   std::vector<int64_t> shape;
   uint64_t begin;  // in the file
   uint64_t size;   // bytes
@@ -115,8 +113,7 @@ struct TensorSource {
         size(size),
         read(std::move(read)) {}
 
-  std::string name;
-  std::string dtype;
+  std::string name, dtype;
   std::vector<int64_t> shape;
   uint64_t size;  // bytes
   Read read;      // reads each byte once, after all earlier bytes are in the file

@@ -8,7 +8,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/durable.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
@@ -18,16 +17,15 @@
 namespace dtopp::checkpoint {
 namespace {
 
-constexpr std::array<std::pair<const char*, int64_t TrainingState::*>, 8> kIntegers = {{
-    {"step", &TrainingState::step},
-    {"tokens", &TrainingState::tokens},
-    {"assignments", &TrainingState::assignments},
-    {"sample_position", &TrainingState::sample_position},
-    {"seed", &TrainingState::seed},
-    {"skipped_steps", &TrainingState::skipped_steps},
-    {"consecutive_skips", &TrainingState::consecutive_skips},
-    {"last_validation_step", &TrainingState::last_validation_step},
-}};
+constexpr std::array<std::pair<const char*, int64_t TrainingState::*>, 8> kIntegers = {
+    {{"step", &TrainingState::step},
+     {"tokens", &TrainingState::tokens},
+     {"assignments", &TrainingState::assignments},
+     {"sample_position", &TrainingState::sample_position},
+     {"seed", &TrainingState::seed},
+     {"skipped_steps", &TrainingState::skipped_steps},
+     {"consecutive_skips", &TrainingState::consecutive_skips},
+     {"last_validation_step", &TrainingState::last_validation_step}}};
 constexpr char kTrainingData[] = "training_data";
 
 constexpr uint64_t kMaxTextBytes = uint64_t{1} << 28;

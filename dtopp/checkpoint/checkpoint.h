@@ -20,9 +20,8 @@
 
 namespace dtopp::checkpoint {
 
-// Defines the training state in a checkpoint's state.json.
-
-// Everything besides the parameters, moments and router that a run needs to resume with the same bits.
+// Everything besides the parameters, moments and router that a run needs to resume with the same bits
+// (state.json).
 struct TrainingState {
   int64_t step = 0;             // optimizer steps done (skipped ones included)
   int64_t tokens = 0;           // tokens trained on
@@ -38,14 +37,10 @@ struct TrainingState {
   bool operator==(const TrainingState&) const = default;
 };
 
-// The JSON text.
 std::string format_training_state(const TrainingState& state);
 
 // Parses such a state. Throws a DataError that names `what` (the file) and the key if the text is invalid.
 TrainingState parse_training_state(const std::string& text, const std::string& what);
-
-// The communication between ranks that save one checkpoint together. This file is only an interface, because
-// checkpoint/ must not depend on distributed/. train/run.cpp implements it.
 
 // Bytes [begin, begin + count) of a tensor, in whole elements; no bytes if `tensor` is null.
 struct TensorByteRange {
@@ -54,6 +49,9 @@ struct TensorByteRange {
   uint64_t begin = 0, count = 0;
 };
 
+// The communication between ranks that save one checkpoint together. It is only an interface, because
+// checkpoint/ must not depend on distributed/. train/run.cpp implements it.
+//
 // Collective:    gather, collect and check, on every rank, in the same order
 class SavingRanks {
  public:

@@ -12,8 +12,6 @@
 
 namespace dtopp::checkpoint {
 
-// Names the files of a checkpoint, and the checkpoints in their folder.
-
 // Tensors of one kind are in "<kind>.safetensors", or in several "<kind>-0000i-of-0000n.safetensors" with an
 // index that lists the file of each tensor.
 inline constexpr char kModel[] = "model";

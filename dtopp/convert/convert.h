@@ -1,4 +1,5 @@
-// Converts checkpoints to folders that transformers loads, and back (docs/how-to/hugging-face.md).
+// Converts checkpoints to folders that transformers loads, and back, and to files that llama.cpp loads.
+// Converts the 13 language tasks to files for lm-eval (docs/how-to/hugging-face.md).
 #pragma once
 
 #include <cstdint>
@@ -33,8 +34,6 @@ void convert_to_huggingface(const checkpoint::Checkpoint& checkpoint, const fs::
 //                that dtopp cannot train; DataError if a file is damaged
 void convert_from_huggingface(const fs::path& folder, const fs::path& checkpoint);
 
-// Converts checkpoints to files that llama.cpp loads (docs/how-to/hugging-face.md).
-
 // Writes a GGUF file in fp32 with the weights and the tokenizer, if the checkpoint has one. llama.cpp has two
 // architectures that fit Top-k models: olmoe (QK-norm over all heads, gates as they are) and qwen3moe
 // (QK-norm for each head, renormalized gates). The file appears complete or not at all.
@@ -42,8 +41,6 @@ void convert_from_huggingface(const fs::path& folder, const fs::path& checkpoint
 // Throws:        UsageError that names the key if neither fits the model, or if llama.cpp has no such
 //                tokenizer
 void convert_to_gguf(const checkpoint::Checkpoint& checkpoint, const fs::path& file);
-
-// Converts the 13 language tasks to files for lm-eval (docs/how-to/hugging-face.md).
 
 // Writes one YAML file per task (for MMLU per category), the prompts of all items as JSON Lines, and the code
 // that judges answers. The YAML files name the prompt files by their absolute path in `folder`. `data` is the

@@ -1,7 +1,6 @@
 // Fills the output folder of a conversion.
 #pragma once
 
-#include "dtopp/base/durable.h"
 #include "dtopp/base/files.h"
 
 namespace dtopp::convert {

@@ -105,6 +105,7 @@ ordered_json dtopp_router(const config::RunConfig& config, const RouterNumbers& 
 
 // The fields of the classes that transformers includes. A field that dtopp's models do not have is off.
 ordered_json family_of_transformers(const config::RunConfig& config, HuggingFaceClass as) {
+  using enum HuggingFaceClass;
   const config::ModelConfig& model = config.model;
   ordered_json json = {{"num_experts_per_tok", config::top_k_of(config.routing)},
                        {"norm_topk_prob", config.routing.renormalize == config::Renormalize::kSum},
@@ -113,31 +114,20 @@ ordered_json family_of_transformers(const config::RunConfig& config, HuggingFace
                        {"router_aux_loss_coef", config.loss.load_balance}};
   const ordered_json window =
       model.attention_window > 0 ? ordered_json(model.attention_window) : ordered_json();
-  switch (as) {
-    case HuggingFaceClass::kDtopp:
-      break;
-    case HuggingFaceClass::kOlmoe:
-      json.update({{"attention_bias", false}, {"clip_qkv", nullptr}});
-      break;
-    case HuggingFaceClass::kMixtral:
-      json.erase("norm_topk_prob");
-      json.update({{"sliding_window", window}, {"router_jitter_noise", 0.0}});
-      break;
-    case HuggingFaceClass::kQwen2Moe:
-      json.update({{"qkv_bias", model.qkv_bias},
-                   {"shared_expert_intermediate_size", model.shared_ffn_hidden_size()},
-                   {"use_sliding_window", false},
-                   {"decoder_sparse_step", 1},
-                   {"mlp_only_layers", ordered_json::array()}});
-      break;
-    case HuggingFaceClass::kQwen3Moe:
-      json.update({{"attention_bias", false},
-                   {"use_sliding_window", !window.is_null()},
-                   {"sliding_window", window},
-                   {"decoder_sparse_step", 1},
-                   {"mlp_only_layers", ordered_json::array()}});
-      break;
+  if (as == kOlmoe) json.update({{"attention_bias", false}, {"clip_qkv", nullptr}});
+  if (as == kMixtral) {
+    json.erase("norm_topk_prob");
+    json.update({{"sliding_window", window}, {"router_jitter_noise", 0.0}});
   }
+  if (as == kQwen2Moe)
+    json.update({{"qkv_bias", model.qkv_bias},
+                 {"shared_expert_intermediate_size", model.shared_ffn_hidden_size()},
+                 {"use_sliding_window", false}});
+  if (as == kQwen3Moe)
+    json.update(
+        {{"attention_bias", false}, {"use_sliding_window", !window.is_null()}, {"sliding_window", window}});
+  if (as == kQwen2Moe || as == kQwen3Moe)
+    json.update({{"decoder_sparse_step", 1}, {"mlp_only_layers", ordered_json::array()}});
   return json;
 }
 

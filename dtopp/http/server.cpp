@@ -2,7 +2,6 @@
 
 #include <array>
 #include <atomic>
-#include <random>
 #include <set>
 
 #include <boost/asio/io_context.hpp>
@@ -13,7 +12,7 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
 
-#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 
 namespace dtopp::http {
@@ -296,11 +295,6 @@ void Server::run(Handler& handler, const StopToken& stop) {
   }
 }
 
-std::string random_token() {
-  std::random_device device;
-  std::string token;
-  for (int word = 0; word < 4; ++word) token += format("%08x", device());
-  return token;
-}
+std::string random_token() { return random_digits() + random_digits(); }
 
 }  // namespace dtopp::http

@@ -12,7 +12,6 @@
 
 #include <unistd.h>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"

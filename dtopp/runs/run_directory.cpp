@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "dtopp/base/durable.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/manifest.h"

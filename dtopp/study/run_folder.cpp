@@ -5,7 +5,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"

@@ -16,8 +16,6 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include "dtopp/base/descriptor.h"
-#include "dtopp/base/durable.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/runs/run_directory.h"

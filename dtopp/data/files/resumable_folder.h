@@ -67,7 +67,6 @@ class ResumableFolder {
   // Writes manifest.json, which marks the folder as complete, and removes what only an unfinished folder
   // needs.
   void finish(nlohmann::ordered_json about, const ManifestFiles& files) const;
-  const fs::path& path() const { return path_; }
 
  private:
   bool has_progress() const;

@@ -1,5 +1,3 @@
-#include "dtopp/data/images/decode_picture.h"
-
 #include <algorithm>
 #include <csetjmp>
 #include <cstdio>
@@ -17,6 +15,7 @@
 #include <webp/demux.h>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/data/images/picture.h"
 
 // jerror.h must follow jpeglib.h.
 
@@ -331,18 +330,6 @@ PictureFormat format_of(std::span<const std::byte> file) {
   throw DataError("is neither JPEG nor PNG nor WebP");
 }
 
-RawPicture decode_format(std::span<const std::byte> file, PictureFormat format) {
-  switch (format) {
-    case PictureFormat::kJpeg:
-      return decode_jpeg(file);
-    case PictureFormat::kPng:
-      return decode_png(file);
-    case PictureFormat::kWebp:
-      break;
-  }
-  return decode_webp(file);
-}
-
 Picture gray_to_rgb(const Picture& gray) {
   Picture rgb(gray.height, gray.width, 3);
   for (size_t i = 0; i < gray.pixels.size(); ++i) std::fill_n(rgb.pixels.data() + 3 * i, 3, gray.pixels[i]);
@@ -425,7 +412,9 @@ void require_size(uint64_t height, uint64_t width) {
 
 DecodedPicture decode_picture(std::span<const std::byte> file, int channels) {
   const PictureFormat format = format_of(file);
-  RawPicture raw = decode_format(file, format);
+  RawPicture raw = format == PictureFormat::kJpeg  ? decode_jpeg(file)
+                   : format == PictureFormat::kPng ? decode_png(file)
+                                                   : decode_webp(file);
   Picture picture = std::move(raw.picture);
   if (picture.channels != channels) picture = channels == 3 ? gray_to_rgb(picture) : rgb_to_gray(picture);
   return {turn_upright(std::move(picture), raw.orientation), format, raw.orientation != 1};

@@ -15,13 +15,11 @@
 #include <nlohmann/json.hpp>
 #include <sys/stat.h>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/stop.h"
-#include "dtopp/data/images/decode_picture.h"
 #include "dtopp/data/images/picture.h"
 #include "dtopp/data/text/byte_source.h"
 #include "dtopp/data/text/unicode.h"
@@ -67,6 +65,75 @@ constexpr uint64_t kImageBatchBytes = uint64_t{1} << 18;
 constexpr uint64_t kImageBatchDecodedBytes = uint64_t{1} << 24;
 constexpr size_t kImageBatchSamples = 64;
 constexpr size_t kImageBatchFiles = 8;  // files that the worker reads itself
+
+// Groups the members of an archive or a folder into samples.
+//
+// As in WebDataset, adjacent members form one sample if their names differ only in the last ending:
+// dog/0001.jpg, dog/0001.cls, dog/0001.npy.
+class SampleGroups : public ImageSource {
+ public:
+  std::optional<RawSample> next(bool load) final {
+    RawSample sample;
+    std::string key;
+    bool has_picture = false;  // two pictures are two samples, even with the same key
+    for (;;) {
+      if (!pending_) pending_ = next_member();
+      if (!pending_) return is_complete(sample) ? std::optional(std::move(sample)) : std::nullopt;
+      const MemberRole role = role_of(pending_->name);
+      if (role != MemberRole::kOther) {
+        if (key_of(pending_->name) != key || (has_picture && is_picture(role))) {
+          if (is_complete(sample)) return sample;
+          sample = {};
+          has_picture = false;
+          key = key_of(pending_->name);
+        }
+        has_picture |= is_picture(role);
+        add(sample, *pending_, role, load);
+      }
+      pending_.reset();
+    }
+  }
+
+ protected:
+  struct Named {
+    std::string name;
+    std::string cause;  // if not empty, the reason why the member is unusable
+  };
+  // Returns the next member; nullopt after the last one.
+  virtual std::optional<Named> next_member() = 0;
+  // Returns the content of the member that next_member() returned last.
+  virtual RawMember content(bool load) = 0;
+  // Returns the member's name for messages.
+  virtual std::string location_of(const std::string& name) const = 0;
+
+ private:
+  void add(RawSample& sample, const Named& member, MemberRole role, bool load) {
+    if (sample.name.empty() || is_picture(role)) sample.name = location_of(member.name);
+    if (!member.cause.empty()) {
+      sample.cause = member.cause;
+      return;
+    }
+    sample.folder = folder_of(member.name);
+    switch (role) {
+      case MemberRole::kPicture:
+        sample.picture = content(load);
+        break;
+      case MemberRole::kArray:
+        sample.array = content(load);
+        break;
+      case MemberRole::kNumber:
+        sample.number = content(/*load=*/true);
+        break;
+      case MemberRole::kJson:
+        sample.json = content(/*load=*/true);
+        break;
+      default:
+        sample.cause = "has an unsupported format; convert it to JPEG, PNG or WebP";
+    }
+  }
+
+  std::optional<Named> pending_;  // the member that begins the next sample
+};
 
 struct FolderMember {
   std::string name;  // path relative to the folder, with "/"
@@ -435,66 +502,17 @@ int64_t parse_json_label(const std::string& text) {
   return checked_class(label->get<int64_t>());
 }
 
-std::optional<RawSample> SampleGroups::next(bool load) {
-  RawSample sample;
-  std::string key;
-  bool has_picture = false;  // two pictures are two samples, even with the same key
-  for (;;) {
-    if (!pending_) pending_ = next_member();
-    if (!pending_) return is_complete(sample) ? std::optional(std::move(sample)) : std::nullopt;
-    const MemberRole role = role_of(pending_->name);
-    if (role != MemberRole::kOther) {
-      if (key_of(pending_->name) != key || (has_picture && is_picture(role))) {
-        if (is_complete(sample)) return sample;
-        sample = {};
-        has_picture = false;
-        key = key_of(pending_->name);
-      }
-      has_picture |= is_picture(role);
-      add(sample, *pending_, role, load);
-    }
-    pending_.reset();
-  }
-}
-
-void SampleGroups::add(RawSample& sample, const Named& member, MemberRole role, bool load) {
-  if (sample.name.empty() || is_picture(role)) sample.name = location_of(member.name);
-  if (!member.cause.empty()) {
-    sample.cause = member.cause;
-    return;
-  }
-  sample.folder = folder_of(member.name);
-  switch (role) {
-    case MemberRole::kPicture:
-      sample.picture = content(load);
-      break;
-    case MemberRole::kArray:
-      sample.array = content(load);
-      break;
-    case MemberRole::kNumber:
-      sample.number = content(/*load=*/true);
-      break;
-    case MemberRole::kJson:
-      sample.json = content(/*load=*/true);
-      break;
-    default:
-      sample.cause = "has an unsupported format; convert it to JPEG, PNG or WebP";
-  }
-}
-
 ImageBatches::ImageBatches(std::vector<fs::path> sources, size_t source, uint64_t sample)
     : paths_(std::move(sources)), next_(source), skip_(sample) {
   for (const auto& path : paths_) changed_.push_back(fs::last_write_time(path));
 }
 
-void ImageBatches::open() {
-  source_ = open_images(paths_[next_]);
-  for (; skip_ > 0; --skip_) source_->next(/*load=*/false);
-}
-
 std::optional<ImageBatch> ImageBatches::next() {
   if (next_ == paths_.size()) return std::nullopt;
-  if (!source_) open();
+  if (!source_) {
+    source_ = open_images(paths_[next_]);
+    for (; skip_ > 0; --skip_) source_->next(/*load=*/false);
+  }
   ImageBatch batch;
   size_t files = 0;
   uint64_t bytes = 0;
@@ -502,7 +520,10 @@ std::optional<ImageBatch> ImageBatches::next() {
          batch.samples.size() < kImageBatchSamples) {
     auto sample = with_file_at_work(paths_[next_].string(), [this] { return source_->next(/*load=*/true); });
     if (!sample) {
-      require_unchanged();
+      std::error_code gone;  // on an error, the time is one that no file has, so the comparison fails
+      if (fs::last_write_time(paths_[next_], gone) != changed_[next_])
+        throw DataError(paths_[next_].string(),
+                        ": changed while it was being read; run the same command again");
       batch.ends_source = true;
       source_.reset();
       ++next_;
@@ -519,12 +540,6 @@ std::optional<ImageBatch> ImageBatches::next() {
     batch.samples.push_back(*std::move(sample));
   }
   return batch;
-}
-
-void ImageBatches::require_unchanged() const {
-  std::error_code gone;  // on an error, the time is one that no file has, so the comparison fails
-  if (fs::last_write_time(paths_[next_], gone) != changed_[next_])
-    throw DataError(paths_[next_].string(), ": changed while it was being read; run the same command again");
 }
 
 // Reads a tar file, plain or compressed (.gz, .zst). Nothing is extracted to disk: names are only text, and

@@ -75,32 +75,6 @@ class ImageSource {
   virtual std::optional<RawSample> next(bool load) = 0;
 };
 
-// Groups the members of an archive or a folder into samples.
-//
-// As in WebDataset, adjacent members form one sample if their names differ only in the last ending:
-// dog/0001.jpg, dog/0001.cls, dog/0001.npy.
-class SampleGroups : public ImageSource {
- public:
-  std::optional<RawSample> next(bool load) final;
-
- protected:
-  struct Named {
-    std::string name;
-    std::string cause;  // if not empty, the reason why the member is unusable
-  };
-  // Returns the next member; nullopt after the last one.
-  virtual std::optional<Named> next_member() = 0;
-  // Returns the content of the member that next_member() returned last.
-  virtual RawMember content(bool load) = 0;
-  // Returns the member's name for messages.
-  virtual std::string location_of(const std::string& name) const = 0;
-
- private:
-  void add(RawSample& sample, const Named& member, MemberRole role, bool load);
-
-  std::optional<Named> pending_;  // the member that begins the next sample
-};
-
 // Opens a folder, a .tar, .tar.gz, .tgz or .tar.zst file, or a .safetensors or .npy file. Throws DataError if
 // the path does not exist or is damaged, and UsageError if the file has another ending.
 std::unique_ptr<ImageSource> open_images(const fs::path& path);
@@ -142,9 +116,6 @@ class ImageBatches {
   std::optional<ImageBatch> next();
 
  private:
-  void open();
-  void require_unchanged() const;
-
   std::vector<fs::path> paths_;
   std::vector<fs::file_time_type> changed_;  // time of the last change per source
   size_t next_;                              // index of the current source

@@ -9,7 +9,6 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/data/files/resumable_folder.h"
-#include "dtopp/data/images/decode_picture.h"
 #include "dtopp/data/images/image_source.h"
 #include "dtopp/data/images/picture.h"
 #include "dtopp/data/images/prepare_images.h"

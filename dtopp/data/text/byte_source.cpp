@@ -8,7 +8,7 @@
 #include <zlib.h>
 #include <zstd.h>
 
-#include "dtopp/base/descriptor.h"
+#include "dtopp/base/files.h"
 
 namespace dtopp::data {
 namespace {
@@ -130,8 +130,6 @@ class GzipSource : public CompressedSource {
     if (::inflateInit2(&stream_, MAX_WBITS + kGzipOnly) != Z_OK) throw std::bad_alloc();
   }
   ~GzipSource() override { ::inflateEnd(&stream_); }
-  GzipSource(const GzipSource&) = delete;
-  GzipSource& operator=(const GzipSource&) = delete;
 
  private:
   size_t decompress(std::span<char> out) override {

@@ -20,11 +20,53 @@ constexpr std::string_view kWords = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 bool is_ascii_letter(char32_t c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; }
 bool is_ascii_digit(char32_t c) { return c >= '0' && c <= '9'; }
 
-// Reads the characters and sets of an Oniguruma pattern, one after another.
-class OnigurumaReader {
- protected:
-  explicit OnigurumaReader(std::string_view pattern) : pattern_(pattern) {}
+// Oniguruma's \w outside of a class, which has six more members than in one.
+constexpr std::string_view kWord =
+    "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}]";
 
+// True if Oniguruma takes the two letters, without regard to case, for one ligature as well (such as U+FB06).
+bool is_ligature(char32_t first, char32_t second) {
+  const std::array<char, 2> pair = {static_cast<char>(first | 0x20), static_cast<char>(second | 0x20)};
+  for (const std::string_view ligature : {"ff", "fi", "fl", "ss", "st"})
+    if (std::string_view(pair.data(), 2) == ligature) return true;
+  return false;
+}
+
+// Rewrites a regular expression of Oniguruma, which Hugging Face `tokenizers` uses, for PCRE2 with the
+// options UTF, UCP and MULTILINE.
+//
+// The rewritten pattern matches the same text, apart from characters that the Unicode version of one of the
+// two libraries lacks. What PCRE2 matches in another way is rewritten, or refused if that is not exact: a
+// DataError that names the construct and its byte in `pattern` (valid UTF-8).
+class Rewriter {
+ public:
+  explicit Rewriter(std::string_view pattern) : pattern_(pattern) {}
+
+  std::string rewrite() {
+    while (next_ < pattern_.size()) {
+      const char c = pattern_[next_];
+      if (c == '(')
+        open_group();
+      else if (c == ')')
+        close_group();
+      else if (c == '[')
+        char_class();
+      else if (c == '*' || c == '+' || c == '?' || (c == '{' && is_interval()))
+        quantifier();
+      else if (c == '|' || c == '^' || c == '$')
+        add_syntax(false);
+      else if (c == '.')
+        add_syntax(true);
+      else if (take("\\b"))
+        add_word_boundary();
+      else
+        item();
+    }
+    if (!groups_.empty()) fail(pattern_.size(), "a group that does not end");
+    return out_;
+  }
+
+ private:
   // A member of a class: one code point, or a set, which is already written for PCRE2.
   struct Member {
     char32_t value = 0;
@@ -92,10 +134,6 @@ class OnigurumaReader {
     }
   }
 
-  std::string_view pattern_;
-  size_t next_ = 0;  // in pattern_
-
- private:
   // After \p: {Name} or {^Name}, a general category or a script.
   std::string property(size_t at, bool negated) {
     const size_t end = pattern_.find('}', next_);
@@ -126,55 +164,7 @@ class OnigurumaReader {
       fail(at, "this character code is not supported");
     return value;
   }
-};
 
-// Oniguruma's \w outside of a class, which has six more members than in one.
-constexpr std::string_view kWord =
-    "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}]";
-
-// True if Oniguruma takes the two letters, without regard to case, for one ligature as well (such as U+FB06).
-bool is_ligature(char32_t first, char32_t second) {
-  const std::array<char, 2> pair = {static_cast<char>(first | 0x20), static_cast<char>(second | 0x20)};
-  for (const std::string_view ligature : {"ff", "fi", "fl", "ss", "st"})
-    if (std::string_view(pair.data(), 2) == ligature) return true;
-  return false;
-}
-
-// Rewrites a regular expression of Oniguruma, which Hugging Face `tokenizers` uses, for PCRE2 with the
-// options UTF, UCP and MULTILINE.
-//
-// The rewritten pattern matches the same text, apart from characters that the Unicode version of one of the
-// two libraries lacks. What PCRE2 matches in another way is rewritten, or refused if that is not exact: a
-// DataError that names the construct and its byte in `pattern` (valid UTF-8).
-class Rewriter : OnigurumaReader {
- public:
-  explicit Rewriter(std::string_view pattern) : OnigurumaReader(pattern) {}
-
-  std::string rewrite() {
-    while (next_ < pattern_.size()) {
-      const char c = pattern_[next_];
-      if (c == '(')
-        open_group();
-      else if (c == ')')
-        close_group();
-      else if (c == '[')
-        char_class();
-      else if (c == '*' || c == '+' || c == '?' || (c == '{' && is_interval()))
-        quantifier();
-      else if (c == '|' || c == '^' || c == '$')
-        add_syntax(false);
-      else if (c == '.')
-        add_syntax(true);
-      else if (take("\\b"))
-        add_word_boundary();
-      else
-        item();
-    }
-    if (!groups_.empty()) fail(pattern_.size(), "a group that does not end");
-    return out_;
-  }
-
- private:
   struct Group {
     size_t begin;  // in out_
     bool can_repeat;
@@ -350,6 +340,8 @@ class Rewriter : OnigurumaReader {
     }
   }
 
+  std::string_view pattern_;
+  size_t next_ = 0;  // in pattern_
   std::string out_;
   std::vector<Group> groups_;
   size_t atom_ = 0;          // where in out_ the last atom begins

@@ -66,8 +66,7 @@ class SplitPattern {
 
  private:
   struct Match {
-    size_t begin = 0;
-    size_t end = 0;
+    size_t begin = 0, end = 0;
     bool any = false;
   };
   // Replaces `match` by the one that follows it. Returns false if there is none.
@@ -76,8 +75,7 @@ class SplitPattern {
   std::string location_;                         // the file and the field
   Owned<pcre2_code, pcre2_code_free> anywhere_;  // searches from a place on
   Owned<pcre2_code, pcre2_code_free> anchored_;  // matches at a place alone
-  bool keep_matches_;
-  bool keep_rest_;
+  bool keep_matches_, keep_rest_;
 };
 
 std::vector<SplitPattern> compile_splits(const std::vector<SplitSpec>& specs, const std::string& file);

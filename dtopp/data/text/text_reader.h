@@ -23,8 +23,7 @@ bool is_json_lines(const fs::path& path);
 
 // Position in a file: uncompressed bytes and newlines read so far.
 struct TextPosition {
-  uint64_t offset = 0;
-  uint64_t line = 0;
+  uint64_t offset = 0, line = 0;
 
   bool operator==(const TextPosition&) const = default;
 };
@@ -64,8 +63,7 @@ class LineReader {
   uint64_t line_number_ = 0;
   TextPosition position_;
   std::string chunk_;
-  size_t begin_ = 0;
-  size_t end_ = 0;
+  size_t begin_ = 0, end_ = 0;
 };
 
 // Calls `encode`, which processes the document that begins in line `number` of `path`, and names both in a

@@ -115,8 +115,7 @@ class IndexColumn {
 
  private:
   const Descriptor& file_;
-  uint64_t offset_;
-  uint64_t unread_;
+  uint64_t offset_, unread_;
   std::vector<T> piece_;
   size_t at_ = 0;
 };

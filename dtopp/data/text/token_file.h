@@ -13,7 +13,6 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/manifest.h"
@@ -61,8 +60,7 @@ FolderKind token_folder_kind();
 struct TokenFacts {
   std::string tokenizer_hash;
   int64_t end_of_text = 0;
-  uint64_t documents = 0;
-  uint64_t tokens = 0;
+  uint64_t documents = 0, tokens = 0;
   int64_t max_token = -1;  // -1: no tokens
 };
 

@@ -8,7 +8,6 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <utility>
 
 #include <simdjson.h>
 
@@ -46,8 +45,7 @@ size_t skip_spaces_back(std::string_view text, size_t end, size_t limit) {
 // A byte range of a text: an added token, or the text between two of them (id -1).
 struct TextSegment {
   int32_t id;
-  size_t begin;
-  size_t end;
+  size_t begin, end;
 };
 
 // Splits text at added tokens, as Hugging Face `tokenizers` does. The leftmost match wins, and the longest of
@@ -58,9 +56,7 @@ class AddedTokenMatcher {
   struct Pattern {
     std::string text;  // not empty
     int32_t id;
-    bool single_word;
-    bool lstrip;
-    bool rstrip;
+    bool single_word, lstrip, rstrip;
   };
 
   // If several patterns have the same text, the one with the lowest id is kept.
@@ -118,8 +114,7 @@ class AddedTokenMatcher {
 
  private:
   struct Range {
-    size_t begin = 0;
-    size_t end = 0;
+    size_t begin = 0, end = 0;
   };
 
   // Narrows the sorted patterns, byte by byte, to those that match the text. The shortest of them comes
@@ -261,11 +256,8 @@ class WordCache {
 struct Workspace {
   WordCache cache;
   SplitPattern::Scratch matches;
-  std::vector<TextSegment> raw_segments;
-  std::vector<TextSegment> segments;
-  std::string normalized;
-  std::string prefixed;
-  std::string matched;
+  std::vector<TextSegment> raw_segments, segments;
+  std::string normalized, prefixed, matched;
 };
 
 }  // namespace
@@ -375,18 +367,14 @@ struct Tokenizer::Impl {
     return replace_invalid_utf8(bytes);
   }
 
-  std::string text;
-  std::string hash;
+  std::string text, hash;
   BytePairEncoding model;
   AddedTokens added;
-  AddedTokenMatcher raw_matcher;
-  AddedTokenMatcher normalized_matcher;
+  AddedTokenMatcher raw_matcher, normalized_matcher;
   bool nfc;
   std::optional<SpaceMarks> space_marks;
   std::vector<SplitPattern> splits;
-  bool add_prefix_space;
-  bool use_regex;
-  bool byte_level_decoder;
+  bool add_prefix_space, use_regex, byte_level_decoder;
 
   // The pool of workspaces grows to the number of concurrent encode() calls. `mutex` guards it.
   std::unique_ptr<Workspace> borrow_workspace() const {
@@ -410,14 +398,10 @@ struct Tokenizer::Impl {
   mutable std::vector<std::unique_ptr<Workspace>> idle_workspaces;
 };
 
-Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
-Tokenizer::~Tokenizer() = default;
-
 Tokenizer Tokenizer::load(const fs::path& path) {
   std::string text = read_file(path, kMaxTokenizerBytes);
   const TokenizerSpec spec = parse_tokenizer_json(text, path.string());
-  return Tokenizer(std::make_unique<Impl>(spec, path.string(), std::move(text)));
+  return Tokenizer(std::make_shared<Impl>(spec, path.string(), std::move(text)));
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {

@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "dtopp/base/errors.h"
@@ -24,8 +25,6 @@ class Tokenizer {
   // Loads a tokenizer.json. Throws DataError, naming the file and the field, if it is damaged or not
   // supported.
   static Tokenizer load(const fs::path& path);
-  Tokenizer(Tokenizer&&) noexcept;
-  ~Tokenizer();
 
   // Returns the ids of `text`. Throws DataError if it is not valid UTF-8. Safe to call from many threads.
   std::vector<int32_t> encode(std::string_view text) const;
@@ -50,8 +49,8 @@ class Tokenizer {
 
  private:
   struct Impl;
-  explicit Tokenizer(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit Tokenizer(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  std::shared_ptr<const Impl> impl_;  // copies share it
 };
 
 }  // namespace dtopp::data

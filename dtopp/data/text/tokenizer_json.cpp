@@ -194,8 +194,7 @@ bool read_space_marks(const TokenizerFields& root, TokenizerSpec& spec) {
 
 // The characters of Digits. For it, tokenizers 0.23 uses Unicode 17, and for regular expressions an older
 // one.
-constexpr const char* kDigit = "[\\p{N}\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]";
-constexpr const char* kDigits = "[\\p{N}\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]+";
+constexpr char kDigit[] = "[\\p{N}\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]";
 
 // Reads any number of Split and Digits, then ByteLevel; or marks for spaces.
 void read_pre_tokenizer(const TokenizerFields& root, TokenizerSpec& spec) {
@@ -209,7 +208,7 @@ void read_pre_tokenizer(const TokenizerFields& root, TokenizerSpec& spec) {
       spec.splits.push_back(read_split(part));
     } else if (!complete && type == "Digits") {
       const bool each = part.get<bool>("individual_digits");
-      spec.splits.push_back({each ? kDigit : kDigits, part.field("type")});
+      spec.splits.push_back({std::string(kDigit) + (each ? "" : "+"), part.field("type")});
     } else if (!complete && type == "ByteLevel") {
       spec.add_prefix_space = part.get<bool>("add_prefix_space");
       spec.use_regex = part.get("use_regex", true);

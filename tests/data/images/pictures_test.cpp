@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "dtopp/base/safetensors.h"
-#include "dtopp/data/images/decode_picture.h"
 #include "dtopp/data/images/image_source.h"
+#include "dtopp/data/images/picture.h"
 #include "dtopp/data/images/prepare_images.h"
 #include "tests/data/images/image_fixtures.h"
 
