@@ -37,7 +37,7 @@ TARGETS = sorted(path.stem for path in FUZZ.glob("*.cpp") if path.stem != "run_f
 # The files of each parser, for `coverage`.
 PARSERS = {
     "safetensors": ["base/safetensors.cpp"],
-    "manifests": ["base/manifest.cpp", "data/images/image_facts.cpp"],
+    "manifests": ["base/manifest.cpp", "data/images/image_data.cpp"],
     "JSON readers": ["base/json.cpp", "checkpoint/checkpoint.cpp", "data/images/image_data.cpp", "study/study_file.cpp", "tasks/evaluation_files.cpp", "convert/huggingface_config.cpp"],
     "checkpoints": ["checkpoint/checkpoint.cpp"],
     "token files": ["data/text/token_file.cpp", "data/files/npy.cpp"],

@@ -13,14 +13,15 @@ import sys
 from PIL import PcfFontFile
 
 font = PcfFontFile.PcfFontFile(gzip.open(sys.argv[1]))
-lines = []
+glyphs = []
 for code in range(32, 127):
     *_, image = font.glyph[code]
     assert image.size == (6, 10)
-    rows = [sum((image.getpixel((x, y)) != 0) << (5 - x) for x in range(6)) for y in range(10)]
-    lines.append("    {" + ", ".join(f"0x{row:02x}" for row in rows) + "},")
+    pixels = "".join("01"[image.getpixel((x, y)) != 0] for y in range(10) for x in range(6))
+    glyphs.append(f"0x{int(pixels, 2):015x},")
+lines = ["    " + " ".join(glyphs[i : i + 5]) for i in range(0, len(glyphs), 5)]
 root = pathlib.Path(__file__).resolve().parent.parent
 picture = root / "dtopp/data/images/picture.cpp"
-table = "constexpr uint8_t kGlyphs[kGlyphCount][kGlyphHeight] = {\n" + "\n".join(lines) + "\n};\n"
+table = "constexpr uint64_t kGlyphs[kGlyphCount] = {\n" + "\n".join(lines) + "\n};\n"
 picture.write_text(re.sub(r"(?<=// clang-format off\n).*(?=// clang-format on)", lambda _: table, picture.read_text(),
                           flags=re.S))

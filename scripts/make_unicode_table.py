@@ -8,6 +8,7 @@ itself, one code point at a time. Code points that PCRE2 10.40 (Unicode 14) lack
 Needs Python 3.11, which has Unicode 14. Usage: .venv/bin/python scripts/make_unicode_table.py
 """
 
+import itertools
 import pathlib
 import unicodedata
 
@@ -114,16 +115,16 @@ def main():
     for first, last, _ in new:
         for code_point in range(first, last + 1):
             classes[code_point] |= NEW
-    runs = [(c, classes[c]) for c in range(0x110000) if c == 0 or classes[c] != classes[c - 1]]
+    runs = [(bits, len(list(run))) for bits, run in itertools.groupby(classes)]
     path = pathlib.Path(__file__).parent.parent / "dtopp/data/text/unicode_table.cpp"
     path.write_text(
         f"// Made by scripts/make_unicode_table.py from Hugging Face tokenizers {tokenizers.__version__}; do not edit.\n"
         '#include <iterator>\n\n#include "dtopp/data/text/unicode.h"\n\nnamespace dtopp::data {\n\n'
-        "// Each run: its first code point << 8 | its class bits; it ends where the next one begins.\n"
+        "// Each run: its number of code points << 5 | their class bits.\n"
         "// clang-format off\n"
-        "const uint32_t kUnicodeTable[] = {\n" + rows(f"0x{start << 8 | bits:x}," for start, bits in runs) + "\n};\n"
+        "const uint32_t kUnicodeTable[] = {\n" + rows(f"{count << 5 | bits}," for bits, count in runs) + "\n};\n"
         "const size_t kUnicodeTableSize = std::size(kUnicodeTable);\n\n"
-        "const NewCodePoints kNewCodePoints[] = {\n" + rows(f"{{0x{a:x}, 0x{b:x}, 0x{c:x}}}," for a, b, c in new) + "\n};\n"
+        "const NewCodePoints kNewCodePoints[] = {\n" + rows(f"{{0x{a:x}, {b - a + 1}, 0x{c:x}}}," for a, b, c in new) + "\n};\n"
         "// clang-format on\nconst size_t kNewCodePointsSize = std::size(kNewCodePoints);\n\n}  // namespace dtopp::data\n"
     )
     print(f"{len(runs)} runs, {len(new)} runs of new code points")

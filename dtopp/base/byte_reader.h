@@ -39,14 +39,6 @@ class ByteReader {
     return part;
   }
 
-  // The next `count` elements of `size` bytes each.
-  std::span<const std::byte> take(uint64_t count, uint64_t size) {
-    if (size != 0 && count > remaining() / size)
-      fail("needs " + std::to_string(count) + " x " + std::to_string(size) + " bytes, has " +
-           std::to_string(remaining()));
-    return take(count * size);
-  }
-
   std::string_view take_text(uint64_t count) {
     const auto part = take(count);
     return {reinterpret_cast<const char*>(part.data()), part.size()};

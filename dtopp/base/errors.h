@@ -12,6 +12,8 @@
 
 namespace dtopp {
 
+namespace fs = std::filesystem;
+
 enum class ExitStatus : int {
   kDone = 0,
   kUsage = 2,       // wrong usage or configuration, also a missing configuration file
@@ -27,7 +29,7 @@ template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::string text;
   const auto append = [&]<class Part>(const Part& part) {
-    if constexpr (std::same_as<Part, std::filesystem::path>)
+    if constexpr (std::same_as<Part, fs::path>)
       text += part.native();
     else if constexpr (std::integral<Part> && !std::same_as<Part, bool> && !std::same_as<Part, char>)
       text += std::to_string(part);

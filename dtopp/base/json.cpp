@@ -27,6 +27,12 @@ bool is_too_deep(std::string_view text) {
   return false;
 }
 
+// get<int64_t> would wrap an unsigned value beyond int64 around.
+bool is_int64(const json& value) {
+  return value.is_number_integer() &&
+         (!value.is_number_unsigned() || std::in_range<int64_t>(value.get<uint64_t>()));
+}
+
 }  // namespace
 
 json parse_json(std::string_view text, const std::string& location) {
@@ -51,8 +57,7 @@ std::string pack_json(const json& value) {
 json unpack_json(std::string_view bytes) { return json::from_msgpack(bytes); }
 
 int64_t integer_of(const json& value) {
-  if (!value.is_number_integer() ||
-      (value.is_number_unsigned() && !std::in_range<int64_t>(value.get<uint64_t>())))
+  if (!is_int64(value))
     throw json::type_error::create(302, "type must be an integer of 64 bits, but is " + dump_json(value),
                                    &value);
   return value.get<int64_t>();
@@ -72,8 +77,6 @@ nlohmann::ordered_json number_json(const std::optional<double>& value) {
 std::string quote_json(std::string_view text, bool ascii) {
   return nlohmann::ordered_json(text).dump(-1, ' ', ascii, json::error_handler_t::replace);
 }
-
-using nlohmann::json;
 
 std::string expected_range(int64_t lowest, int64_t highest) {
   std::string text = kExpected<int64_t>;
@@ -112,11 +115,8 @@ bool JsonTree::read(const Value& value, bool& result) {
 }
 
 bool JsonTree::read(const Value& value, int64_t& result) {
-  // get<int64_t> would wrap an unsigned value beyond int64 around.
-  const bool fits = value->is_number_unsigned() ? std::in_range<int64_t>(value->get<uint64_t>())
-                                                : value->is_number_integer();
-  if (fits) result = value->get<int64_t>();
-  return fits;
+  if (is_int64(*value)) result = value->get<int64_t>();
+  return is_int64(*value);
 }
 
 bool JsonTree::read(const Value& value, double& result) {

@@ -4,6 +4,7 @@
 // ten seconds longer or more.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -58,19 +59,14 @@ struct FieldError : DataError {
 
 // The cause of an error if a member is not of type T.
 template <class T>
-inline constexpr const char* kExpected = nullptr;
-template <>
-inline constexpr const char* kExpected<bool> = "must be true or false";
-template <>
-inline constexpr const char* kExpected<int64_t> = "must be an integer";
-template <>
-inline constexpr const char* kExpected<double> = "must be a number";
-template <>
-inline constexpr const char* kExpected<std::string> = "must be a string";
-template <>
-inline constexpr const char* kExpected<std::vector<int64_t>> = "must be an array of integers";
-template <>
-inline constexpr const char* kExpected<std::vector<std::string>> = "must be an array of strings";
+inline constexpr const char* kExpected =
+    std::same_as<T, bool>                       ? "must be true or false"
+    : std::same_as<T, int64_t>                  ? "must be an integer"
+    : std::same_as<T, double>                   ? "must be a number"
+    : std::same_as<T, std::string>              ? "must be a string"
+    : std::same_as<T, std::vector<int64_t>>     ? "must be an array of integers"
+    : std::same_as<T, std::vector<std::string>> ? "must be an array of strings"
+                                                : nullptr;
 
 std::string expected_range(int64_t lowest, int64_t highest);
 std::string expected_range(double lowest, double highest);

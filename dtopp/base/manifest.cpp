@@ -1,10 +1,8 @@
 #include "dtopp/base/manifest.h"
 
 #include <fstream>
-#include <span>
 #include <string_view>
 
-#include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
@@ -12,16 +10,12 @@
 namespace dtopp {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 24;
 
 [[noreturn]] void fail(const fs::path& path, const std::string& cause) { throw DataError(path, ": ", cause); }
 
 // The last two lines, which hold the checksum of the text before them.
-std::string closing_of(std::string_view text) {
-  return "  \"xxh3_128\": \"" + hash_bytes(std::as_bytes(std::span(text.data(), text.size()))) + "\"\n}\n";
-}
+std::string closing_of(std::string_view text) { return "  \"xxh3_128\": \"" + hash_bytes(text) + "\"\n}\n"; }
 
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." &&
@@ -46,7 +40,7 @@ std::string opening_of(const std::string& format) { return "{\n  \"format\": " +
 std::string hash_of(const ManifestFiles& files) {
   std::string text;
   for (const auto& [name, entry] : files) text += name + " " + entry.xxh3_128 + "\n";
-  return hash_bytes(std::as_bytes(std::span(text)));
+  return hash_bytes(text);
 }
 
 std::string format_manifest(const Manifest& manifest) {
@@ -105,10 +99,9 @@ void verify_sizes(const fs::path& directory, const ManifestFiles& files) {
 
 void verify_content(const fs::path& directory, const ManifestFiles& files) {
   verify_sizes(directory, files);
-  for (const auto& [name, entry] : files) {
+  for (const auto& [name, entry] : files)
     if (hash_file(directory / name) != entry.xxh3_128)
       fail(directory / name, "damaged: its checksum does not match the manifest");
-  }
 }
 
 }  // namespace dtopp

@@ -3,9 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <string>
+
+#include "dtopp/base/errors.h"
 
 namespace dtopp {
 
@@ -36,21 +37,20 @@ std::string format_manifest(const Manifest& manifest);
 //
 // Throws:        DataError if it is damaged, has another format, or names anything but plain files of the
 //                directory
-Manifest parse_manifest(const std::string& text, const std::filesystem::path& path,
-                        const std::string& format);
+Manifest parse_manifest(const std::string& text, const fs::path& path, const std::string& format);
 
 // Reads <directory>/<name>. Throws like parse_manifest, and DataError if the file is missing.
-Manifest read_manifest(const std::filesystem::path& directory, const std::string& format,
+Manifest read_manifest(const fs::path& directory, const std::string& format,
                        const std::string& name = kManifestName);
 
 // True if the file begins like a manifest of this format, even if the rest is damaged or missing. Any other
 // file was not written by dtopp. False if `path` is not a regular file or cannot be read.
-bool begins_as_manifest(const std::filesystem::path& path, const std::string& format);
+bool begins_as_manifest(const fs::path& path, const std::string& format);
 
 // Throws a DataError that names the first file that is missing or whose size differs from the manifest.
-void verify_sizes(const std::filesystem::path& directory, const ManifestFiles& files);
+void verify_sizes(const fs::path& directory, const ManifestFiles& files);
 
 // Calls verify_sizes, then throws a DataError that names the first file whose checksum differs.
-void verify_content(const std::filesystem::path& directory, const ManifestFiles& files);
+void verify_content(const fs::path& directory, const ManifestFiles& files);
 
 }  // namespace dtopp

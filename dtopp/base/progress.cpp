@@ -78,10 +78,11 @@ ProgressBar::ProgressBar(std::string label, std::string unit, uint64_t total, st
       total_(total),
       line_(stream),
       began_(Clock::now()),
-      next_draw_(began_ + (line_.on_terminal() ? Clock::duration(kRedrawOnTerminal)
-                                               : Clock::duration(kLineElsewhere))) {}
+      next_draw_(began_ + interval()) {}
 
-ProgressBar::~ProgressBar() { finish(); }
+ProgressBar::Clock::duration ProgressBar::interval() const {
+  return line_.on_terminal() ? Clock::duration(kRedrawOnTerminal) : Clock::duration(kLineElsewhere);
+}
 
 void ProgressBar::update(uint64_t done) {
   done_ = done;
@@ -94,8 +95,7 @@ void ProgressBar::draw(Clock::time_point now) {
   std::string line = progress_line(label_, unit_, done_, total_, seconds, start_);
   if (!note_.empty()) line += "  " + note_;
   line_.draw(line);
-  next_draw_ =
-      now + (line_.on_terminal() ? Clock::duration(kRedrawOnTerminal) : Clock::duration(kLineElsewhere));
+  next_draw_ = now + interval();
   drawn_ = true;
 }
 

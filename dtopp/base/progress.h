@@ -50,9 +50,7 @@ class ProgressBar {
  public:
   // `unit` names what is counted ("tok", "docs"); "B" counts bytes.
   ProgressBar(std::string label, std::string unit, uint64_t total = 0, std::FILE* stream = stderr);
-  ~ProgressBar();  // calls finish()
-  ProgressBar(const ProgressBar&) = delete;
-  ProgressBar& operator=(const ProgressBar&) = delete;
+  ~ProgressBar() { finish(); }
 
   void set_total(uint64_t total) { total_ = total; }
   // Sets what a resumed job has already done; the rate does not count it.
@@ -67,18 +65,14 @@ class ProgressBar {
  private:
   using Clock = std::chrono::steady_clock;
   void draw(Clock::time_point now);
+  Clock::duration interval() const;  // between two draws
 
-  std::string label_;
-  std::string unit_;
-  std::string note_;
+  std::string label_, unit_, note_;
   uint64_t total_;
   StatusLine line_;
-  uint64_t start_ = 0;
-  uint64_t done_ = 0;
-  Clock::time_point began_;
-  Clock::time_point next_draw_;
-  bool drawn_ = false;
-  bool finished_ = false;
+  uint64_t start_ = 0, done_ = 0;
+  Clock::time_point began_, next_draw_;
+  bool drawn_ = false, finished_ = false;
 };
 
 // Prints the lines of a run, or nothing on ranks that are to be silent. Copies print to the same console.

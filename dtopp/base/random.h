@@ -29,8 +29,7 @@ class RandomStream {
   void normals(uint64_t index, std::span<float> out) const;
 
  private:
-  uint64_t key_;
-  uint64_t stream_;
+  uint64_t key_, stream_;
 };
 
 // A keyed bijection of [0, size) from position to index, computed without a table (a Feistel network with
@@ -48,8 +47,7 @@ class Permutation {
 
  private:
   RandomStream stream_;
-  uint64_t epoch_;
-  uint64_t size_;
+  uint64_t epoch_, size_;
   unsigned half_bits_;
 };
 

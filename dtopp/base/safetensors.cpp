@@ -1,10 +1,11 @@
 #include "dtopp/base/safetensors.h"
 
 #include <algorithm>
-#include <array>
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <set>
+#include <stdexcept>
 
 #include <nlohmann/json.hpp>
 
@@ -14,48 +15,28 @@
 namespace dtopp {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, uint64_t>, 17> kDtypeBytes = {{
-    {"F64", 8},
-    {"F32", 4},
-    {"F16", 2},
-    {"BF16", 2},
-    {"F8_E4M3", 1},
-    {"F8_E5M2", 1},
-    {"F8_E8M0", 1},
-    {"I64", 8},
-    {"I32", 4},
-    {"I16", 2},
-    {"I8", 1},
-    {"U64", 8},
-    {"U32", 4},
-    {"U16", 2},
-    {"U8", 1},
-    {"BOOL", 1},
-    {"C64", 8},
-}};
+constexpr std::array<std::pair<std::string_view, uint64_t>, 17> kDtypeBytes = {{{"F64", 8},
+                                                                                {"F32", 4},
+                                                                                {"F16", 2},
+                                                                                {"BF16", 2},
+                                                                                {"F8_E4M3", 1},
+                                                                                {"F8_E5M2", 1},
+                                                                                {"F8_E8M0", 1},
+                                                                                {"I64", 8},
+                                                                                {"I32", 4},
+                                                                                {"I16", 2},
+                                                                                {"I8", 1},
+                                                                                {"U64", 8},
+                                                                                {"U32", 4},
+                                                                                {"U16", 2},
+                                                                                {"U8", 1},
+                                                                                {"BOOL", 1},
+                                                                                {"C64", 8}}};
 
-}  // namespace
-
-uint64_t element_bytes(std::string_view dtype) {
-  const auto found = std::ranges::find(kDtypeBytes, dtype, &std::pair<std::string_view, uint64_t>::first);
-  return found == kDtypeBytes.end() ? 0 : found->second;
-}
-
-std::optional<uint64_t> tensor_bytes(uint64_t element, const std::vector<int64_t>& shape) {
-  uint64_t bytes = element;
-  for (const int64_t size : shape)
-    if (size < 0 || __builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes)) return std::nullopt;
-  return bytes;
-}
-
-namespace {
-
-namespace fs = std::filesystem;
 using nlohmann::json;
 
 struct Entry {
-  std::string name;
-  std::string dtype;
+  std::string name, dtype;
   std::vector<int64_t> shape;
   std::vector<uint64_t> offsets;
   bool has_dtype = false, has_shape = false, has_offsets = false;
@@ -187,7 +168,82 @@ TensorPlace place_of(Entry& entry, const fs::path& path, uint64_t data_start, ui
   return {std::move(entry.name), std::move(entry.dtype), std::move(entry.shape), begin_in_file, *bytes};
 }
 
+constexpr uint64_t kAlignment = 64;
+
+void write_tensors(OutputFile& file, const std::vector<TensorSource>& tensors) {
+  for (const auto& tensor : tensors) {
+    uint64_t count = 0;
+    tensor.read(0, tensor.size, [&](std::span<const std::byte> bytes) {
+      count += bytes.size();
+      file.write(bytes);
+    });
+    if (count != tensor.size)
+      throw DataError(file.path(), ": tensor \"", tensor.name, "\": its size in bytes is not ", tensor.size);
+  }
+}
+
+// Shifts exponent and fraction into place; the factor 2^112 corrects the exponent bias, also for subnormal
+// numbers.
+float from_half(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000U) << 16;
+  const uint32_t rest = static_cast<uint32_t>(half & 0x7fffU) << 13;
+  if ((half & 0x7c00U) == 0x7c00U) return std::bit_cast<float>(sign | 0x7f800000U | rest);
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(std::bit_cast<float>(rest) * 0x1p112F));
+}
+
+float from_bfloat16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+
+template <float (*kConvert)(uint16_t)>
+void widen_each(std::span<const std::byte> bytes, std::span<float> out) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, bytes.data() + sizeof(bits) * i, sizeof(bits));
+    out[i] = kConvert(bits);
+  }
+}
+
+template <class Word>
+bool none_has_all(Word exponent, std::span<const std::byte> bytes) {
+  bool any = false;
+  for (size_t i = 0; i < bytes.size() / sizeof(Word); ++i) {
+    Word word = 0;
+    std::memcpy(&word, bytes.data() + sizeof(Word) * i, sizeof(Word));
+    any |= (word & exponent) == exponent;
+  }
+  return !any;
+}
+
 }  // namespace
+
+uint64_t element_bytes(std::string_view dtype) {
+  const auto found = std::ranges::find(kDtypeBytes, dtype, &std::pair<std::string_view, uint64_t>::first);
+  return found == kDtypeBytes.end() ? 0 : found->second;
+}
+
+std::optional<uint64_t> tensor_bytes(uint64_t element, const std::vector<int64_t>& shape) {
+  uint64_t bytes = element;
+  for (const int64_t size : shape)
+    if (size < 0 || __builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes)) return std::nullopt;
+  return bytes;
+}
+
+uint64_t size_of(FloatType type) { return type == FloatType::kF32 ? 4 : 2; }
+
+void widen(FloatType type, std::span<const std::byte> bytes, std::span<float> out) {
+  if (bytes.size() != out.size() * size_of(type)) throw std::invalid_argument("widen: sizes differ");
+  if (type == FloatType::kF32) {
+    if (!out.empty()) std::memcpy(out.data(), bytes.data(), bytes.size());
+  } else if (type == FloatType::kF16) {
+    widen_each<from_half>(bytes, out);
+  } else {
+    widen_each<from_bfloat16>(bytes, out);
+  }
+}
+
+bool all_finite(FloatType type, std::span<const std::byte> bytes) {
+  if (type == FloatType::kF32) return none_has_all<uint32_t>(0x7f800000U, bytes);
+  return none_has_all<uint16_t>(type == FloatType::kF16 ? 0x7c00U : 0x7f80U, bytes);
+}
 
 std::vector<TensorPlace> parse_safetensors(std::span<const std::byte> beginning, uint64_t file_bytes,
                                            const fs::path& path) {
@@ -242,21 +298,8 @@ const TensorView* SafetensorsFile::find(const std::string& name) const {
   return found == by_name_.end() ? nullptr : &tensors_[found->second];
 }
 
-namespace {
-
-namespace fs = std::filesystem;
-
-constexpr uint64_t kAlignment = 64;
-
-// Writes the size of the header into its first 8 bytes.
-void set_size(std::string& head) {
-  const uint64_t size = head.size() - sizeof(uint64_t);
-  std::memcpy(head.data(), &size, sizeof(size));
-}
-
-// Returns everything before the tensor data.
-std::string head_of(const fs::path& path, const std::vector<TensorSource>& tensors,
-                    const std::map<std::string, std::string>& metadata) {
+std::string safetensors_head(const fs::path& path, const std::vector<TensorSource>& tensors,
+                             const std::map<std::string, std::string>& metadata, uint64_t padded) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   std::set<std::string_view> names;
   if (!metadata.empty()) header["__metadata__"] = metadata;
@@ -275,64 +318,27 @@ std::string head_of(const fs::path& path, const std::vector<TensorSource>& tenso
   head.append((kAlignment - head.size() % kAlignment) % kAlignment, ' ');
   if (head.size() - sizeof(uint64_t) > kMaxHeaderBytes)
     throw DataError(path, ": too many tensors for one file");
-  set_size(head);
+  if (padded > 0 && head.size() > padded) throw DataError(path, ": too many tensors");
+  head.resize(std::max(head.size(), padded), ' ');
+  const uint64_t size = head.size() - sizeof(size);
+  std::memcpy(head.data(), &size, sizeof(size));
   return head;
-}
-
-void read_all(const fs::path& path, const std::vector<TensorSource>& tensors, const TakeBytes& take) {
-  for (const auto& tensor : tensors) {
-    uint64_t count = 0;
-    tensor.read(0, tensor.size, [&](std::span<const std::byte> bytes) {
-      count += bytes.size();
-      take(bytes);
-    });
-    if (count != tensor.size)
-      throw DataError(path, ": tensor \"", tensor.name, "\": its size in bytes is not ", tensor.size);
-  }
-}
-
-}  // namespace
-
-std::string safetensors_head(const fs::path& path, const std::vector<TensorSource>& tensors, uint64_t bytes) {
-  std::string head = head_of(path, tensors, {});
-  if (head.size() > bytes) throw DataError(path, ": too many tensors");
-  head.resize(bytes, ' ');
-  set_size(head);
-  return head;
-}
-
-SafetensorsWriter::SafetensorsWriter(const fs::path& path, const std::vector<TensorSource>& tensors,
-                                     const std::map<std::string, std::string>& metadata, Hasher* hasher)
-    : SafetensorsWriter(path, head_of(path, tensors, metadata), hasher) {
-  for (const auto& tensor : tensors) size_ += tensor.size;
-}
-
-SafetensorsWriter::SafetensorsWriter(const fs::path& path, const std::string& head, Hasher* hasher)
-    : file_(path, hasher) {
-  file_.write(head);
-  size_ = file_.size();
-}
-
-void SafetensorsWriter::write(std::span<const std::byte> bytes) { file_.write(bytes); }
-
-uint64_t SafetensorsWriter::finish() {
-  if (file_.size() != size_)
-    throw DataError(file_.path(), ": ", file_.size(), " bytes were written of ", size_);
-  file_.sync_and_close();
-  return size_;
-}
-
-uint64_t write_safetensors(const fs::path& path, const std::vector<TensorSource>& tensors,
-                           const std::map<std::string, std::string>& metadata, Hasher* hasher) {
-  SafetensorsWriter writer(path, tensors, metadata, hasher);
-  read_all(path, tensors, [&](std::span<const std::byte> bytes) { writer.write(bytes); });
-  return writer.finish();
 }
 
 void write_safetensors(OutputFile& file, const std::vector<TensorSource>& tensors,
                        const std::map<std::string, std::string>& metadata) {
-  file.write(head_of(file.path(), tensors, metadata));
-  read_all(file.path(), tensors, [&](std::span<const std::byte> bytes) { file.write(bytes); });
+  file.write(safetensors_head(file.path(), tensors, metadata));
+  write_tensors(file, tensors);
+}
+
+uint64_t write_safetensors(const fs::path& path, const std::vector<TensorSource>& tensors,
+                           const std::map<std::string, std::string>& metadata, Hasher* hasher) {
+  const std::string head = safetensors_head(path, tensors, metadata);
+  OutputFile file(path, hasher);
+  file.write(head);
+  write_tensors(file, tensors);
+  file.sync_and_close();
+  return file.size();
 }
 
 }  // namespace dtopp

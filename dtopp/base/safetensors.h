@@ -1,8 +1,8 @@
 // Reads and writes safetensors files. Works on bytes, without torch; files are untrusted.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <optional>
@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/files.h"
 
 namespace dtopp {
@@ -25,6 +24,19 @@ uint64_t element_bytes(std::string_view dtype);
 // Bytes per tensor; nullopt if the product overflows.
 std::optional<uint64_t> tensor_bytes(uint64_t element, const std::vector<int64_t>& shape);
 
+// The floating-point formats that tensor files use.
+enum class FloatType { kF32, kF16, kBF16 };
+
+// The dtype.
+constexpr auto enum_names(FloatType) { return std::to_array<std::string_view>({"F32", "F16", "BF16"}); }
+uint64_t size_of(FloatType type);
+
+// Converts all numbers to float exactly. `bytes` holds out.size() little-endian numbers.
+void widen(FloatType type, std::span<const std::byte> bytes, std::span<float> out);
+
+// True if no number is infinite or NaN.
+bool all_finite(FloatType type, std::span<const std::byte> bytes);
+
 struct TensorView {
   std::string name;
   std::string dtype;           // "F32", "F64", "BF16", "I64", …
@@ -34,8 +46,7 @@ struct TensorView {
 
 // A tensor of a file whose bytes are not in memory.
 struct TensorPlace {
-  std::string name;
-  std::string dtype;
+  std::string name, dtype;
   std::vector<int64_t> shape;
   uint64_t begin;  // in the file
   uint64_t size;   // bytes
@@ -47,14 +58,14 @@ struct TensorPlace {
 // Throws:        DataError (file, byte, cause) unless header, offsets, shapes and dtypes are consistent and
 //                in bounds, the data has no gaps or overlaps, and the header has at most 100 MB
 std::vector<TensorPlace> parse_safetensors(std::span<const std::byte> beginning, uint64_t file_bytes,
-                                           const std::filesystem::path& path);
+                                           const fs::path& path);
 
 // A safetensors file that is read on demand, from any thread. Data that somebody may change in the meantime
 // are read this way: a file that became shorter is a DataError, where a map raises SIGBUS. Throws like
 // parse_safetensors.
 class SafetensorsReader {
  public:
-  explicit SafetensorsReader(const std::filesystem::path& path);
+  explicit SafetensorsReader(const fs::path& path);
   const TensorPlace* find(const std::string& name) const;  // null if absent
   // Reads bytes [offset, offset + out.size()) of a tensor. Precondition: they lie within it.
   void read(const TensorPlace& tensor, uint64_t offset, std::span<std::byte> out) const {
@@ -70,7 +81,7 @@ class SafetensorsReader {
 // A memory-mapped safetensors file. Its views are valid during its lifetime. Throws like parse_safetensors.
 class SafetensorsFile {
  public:
-  explicit SafetensorsFile(const std::filesystem::path& path);
+  explicit SafetensorsFile(const fs::path& path);
   const std::vector<TensorView>& tensors() const { return tensors_; }  // in the order of their data
   const TensorView* find(const std::string& name) const;               // null if absent
 
@@ -102,45 +113,25 @@ struct TensorSource {
         size(size),
         read(std::move(read)) {}
 
-  std::string name;
-  std::string dtype;
+  std::string name, dtype;
   std::vector<int64_t> shape;
   uint64_t size;  // bytes
   Read read;      // reads each byte once, after all earlier bytes are in the file
 };
 
-// Everything before the tensor data, padded to `bytes` bytes. It does not call the tensors' `read`.
+// Everything before the tensor data, padded to a multiple of 64 bytes, or to `padded` bytes if that is not 0.
+// It does not call the tensors' `read`.
 //
-// Throws:        DataError about `path` if the tensors are invalid (see SafetensorsWriter) or if `bytes` is
-//                too small
-std::string safetensors_head(const std::filesystem::path& path, const std::vector<TensorSource>& tensors,
-                             uint64_t bytes);
+// Throws:        DataError about `path` if a name is used twice, if dtype and shape do not fit the bytes, or
+// if
+//                `padded` is too small
+std::string safetensors_head(const fs::path& path, const std::vector<TensorSource>& tensors,
+                             const std::map<std::string, std::string>& metadata = {}, uint64_t padded = 0);
 
-// Writes a safetensors file while the bytes of its tensors arrive in order. The header is padded so that the
-// data begins at a multiple of 64 bytes. An existing file is truncated. Every byte also updates `hasher`
-// unless it is null.
-//
-// Throws:        DataError if a system call fails, a name is used twice, or dtype and shape do not fit the
-//                bytes
-class SafetensorsWriter {
- public:
-  // Does not call the tensors' `read`.
-  SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorSource>& tensors,
-                    const std::map<std::string, std::string>& metadata = {}, Hasher* hasher = nullptr);
-  void write(std::span<const std::byte> bytes);
-  // Syncs and closes the file, and returns its size. Without this call the file is incomplete. Throws
-  // DataError if the bytes written are not exactly those of the tensors.
-  uint64_t finish();
-
- private:
-  SafetensorsWriter(const std::filesystem::path& path, const std::string& head, Hasher* hasher);
-
-  OutputFile file_;
-  uint64_t size_ = 0;  // expected size of the file
-};
-
-// Writes the tensors in order and returns the size of the file. Throws like SafetensorsWriter.
-uint64_t write_safetensors(const std::filesystem::path& path, const std::vector<TensorSource>& tensors,
+// Writes the tensors in order and returns the size of the file. An existing file is truncated. Every byte
+// also updates `hasher` unless it is null. Throws DataError as safetensors_head() does or if a system call
+// fails.
+uint64_t write_safetensors(const fs::path& path, const std::vector<TensorSource>& tensors,
                            const std::map<std::string, std::string>& metadata = {}, Hasher* hasher = nullptr);
 
 // Writes the tensors into a file that is already open (write_file_atomically).

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <optional>
+#include <utility>
 
 #include "dtopp/base/errors.h"
 
@@ -39,10 +40,12 @@ struct StoppedEarly : Stopped {
 // While it exists, end_if_stopped() throws on this thread after a request to stop. Other threads continue.
 class StopScope {
  public:
-  explicit StopScope(const StopToken& stop);
-  ~StopScope();
+  explicit StopScope(const StopToken& stop) : outer_(std::exchange(current, stop)) {}
+  ~StopScope() { current = outer_; }
   StopScope(const StopScope&) = delete;
   StopScope& operator=(const StopScope&) = delete;
+
+  static inline thread_local StopToken current;
 
  private:
   StopToken outer_;
@@ -50,6 +53,9 @@ class StopScope {
 
 // Throws StoppedEarly if a stop was requested and this thread is in a StopScope. Call it at least once per
 // second of work.
-void end_if_stopped();
+inline void end_if_stopped() {
+  if (StopScope::current.stop_requested())
+    throw StoppedEarly("stopped before anything was written; run the same command again");
+}
 
 }  // namespace dtopp

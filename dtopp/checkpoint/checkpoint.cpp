@@ -8,7 +8,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/durable.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
@@ -18,42 +17,16 @@
 namespace dtopp::checkpoint {
 namespace {
 
-constexpr std::array<std::pair<const char*, int64_t TrainingState::*>, 8> kIntegers = {{
-    {"step", &TrainingState::step},
-    {"tokens", &TrainingState::tokens},
-    {"assignments", &TrainingState::assignments},
-    {"sample_position", &TrainingState::sample_position},
-    {"seed", &TrainingState::seed},
-    {"skipped_steps", &TrainingState::skipped_steps},
-    {"consecutive_skips", &TrainingState::consecutive_skips},
-    {"last_validation_step", &TrainingState::last_validation_step},
-}};
+constexpr std::array<std::pair<const char*, int64_t TrainingState::*>, 8> kIntegers = {
+    {{"step", &TrainingState::step},
+     {"tokens", &TrainingState::tokens},
+     {"assignments", &TrainingState::assignments},
+     {"sample_position", &TrainingState::sample_position},
+     {"seed", &TrainingState::seed},
+     {"skipped_steps", &TrainingState::skipped_steps},
+     {"consecutive_skips", &TrainingState::consecutive_skips},
+     {"last_validation_step", &TrainingState::last_validation_step}}};
 constexpr char kTrainingData[] = "training_data";
-
-}  // namespace
-
-std::string format_training_state(const TrainingState& state) {
-  nlohmann::ordered_json object;
-  for (const auto& [key, member] : kIntegers) object[key] = state.*member;
-  object[kTrainingData] = state.training_data;
-  return dump_json(object, 2) + "\n";
-}
-
-TrainingState parse_training_state(const std::string& text, const std::string& what) {
-  const JsonFields fields(text, what);
-  TrainingState state;
-  for (const auto& [key, member] : kIntegers) {
-    const bool may_be_negative =
-        member == &TrainingState::seed || member == &TrainingState::last_validation_step;
-    state.*member = fields.integer(key, may_be_negative ? std::numeric_limits<int64_t>::min() : 0);
-  }
-  if (fields.has(kTrainingData)) state.training_data = fields.texts(kTrainingData);
-  return state;
-}
-
-namespace {
-
-namespace fs = std::filesystem;
 
 constexpr uint64_t kMaxTextBytes = uint64_t{1} << 28;
 
@@ -129,69 +102,6 @@ void require_optimizer(const fs::path& path, const ManifestFiles& manifest) {
       (path / missing).string(),
       ": is missing: evaluate and generate can use this checkpoint, but no run can resume from it");
 }
-
-}  // namespace
-
-void keep_files_for(CheckpointUse use, ManifestFiles& files) {
-  if (use == CheckpointUse::kInference)
-    std::erase_if(files, [](const auto& file) { return is_optimizer_file(file.first); });
-}
-
-Checkpoint::Checkpoint(const fs::path& path, CheckpointUse use, const VerifyFiles& verify)
-    : path_(path), use_(use) {
-  check_is_checkpoint(path);
-  try {
-    ManifestFiles manifest = read_manifest(path, kCheckpointFormat).files;
-    hash_ = hash_of(manifest);
-    if (use == CheckpointUse::kTraining) require_optimizer(path, manifest);
-    keep_files_for(use, manifest);
-    verify(path, manifest);
-    check_names(path, manifest);
-    has_tokenizer_ = manifest.contains(kTokenizerFile);
-    state_ = parse_training_state(read_file(path / kStateFile, kMaxTextBytes), (path / kStateFile).string());
-    config_yaml_ = read_file(path / kConfigFile, kMaxTextBytes);
-    model_ = open_tensors(path, manifest, kModel);
-    if (use == CheckpointUse::kTraining) optimizer_ = open_tensors(path, manifest, kOptimizer);
-    if (lists_tensors(manifest, kEma)) ema_files_ = open_tensors(path, manifest, kEma);
-    if (manifest.contains(kRouterFile)) router_.emplace(path / kRouterFile);
-    if (manifest.contains(kImagesFile)) images_json_ = read_file(path / kImagesFile, kMaxTextBytes);
-  } catch (const DataError& error) {
-    if (may_pass(error)) throw UnreadableCheckpoint(error.what());
-    throw CheckpointError(error.what(), "; restore the file or use an earlier checkpoint");
-  }
-}
-
-std::span<const TensorView> Checkpoint::router() const {
-  return router_ ? std::span(router_->tensors()) : std::span<const TensorView>();
-}
-
-config::RunConfig Checkpoint::config() const {
-  return config::parse_run_config(config_yaml_, (path_ / kConfigFile).string());
-}
-
-fs::path Checkpoint::tokenizer_path() const { return path_ / kTokenizerFile; }
-
-std::span<const std::byte> Checkpoint::parameter(const std::string& name,
-                                                 const std::vector<int64_t>& shape) const {
-  return find_tensor(path_, model_, name, shape);
-}
-
-std::span<const std::byte> Checkpoint::slot(const std::string& name,
-                                            const std::vector<int64_t>& shape) const {
-  if (use_ != CheckpointUse::kTraining)
-    throw std::logic_error("a checkpoint opened for inference has no moments");
-  return find_tensor(path_, optimizer_, name, shape);
-}
-
-std::span<const std::byte> Checkpoint::ema(const std::string& name, const std::vector<int64_t>& shape) const {
-  if (ema_files_.empty())
-    throw CheckpointError(path_, ": no ", whole_file(kEma), ": this run keeps no average of its parameters");
-  return find_tensor(path_, ema_files_, name, shape);
-}
-
-namespace {
-
-namespace fs = std::filesystem;
 
 // Runs `work` on rank 0 only. Returns when rank 0 is done; throws on every rank if it failed.
 template <class Work>
@@ -276,6 +186,82 @@ bool holds_only_a_checkpoint(const fs::path& path) {
 
 }  // namespace
 
+std::string format_training_state(const TrainingState& state) {
+  nlohmann::ordered_json object;
+  for (const auto& [key, member] : kIntegers) object[key] = state.*member;
+  object[kTrainingData] = state.training_data;
+  return dump_json(object, 2) + "\n";
+}
+
+TrainingState parse_training_state(const std::string& text, const std::string& what) {
+  const JsonFields fields(text, what);
+  TrainingState state;
+  for (const auto& [key, member] : kIntegers) {
+    const bool may_be_negative =
+        member == &TrainingState::seed || member == &TrainingState::last_validation_step;
+    state.*member = fields.integer(key, may_be_negative ? std::numeric_limits<int64_t>::min() : 0);
+  }
+  if (fields.has(kTrainingData)) state.training_data = fields.texts(kTrainingData);
+  return state;
+}
+
+void keep_files_for(CheckpointUse use, ManifestFiles& files) {
+  if (use == CheckpointUse::kInference)
+    std::erase_if(files, [](const auto& file) { return is_optimizer_file(file.first); });
+}
+
+Checkpoint::Checkpoint(const fs::path& path, CheckpointUse use, const VerifyFiles& verify)
+    : path_(path), use_(use) {
+  check_is_checkpoint(path);
+  try {
+    ManifestFiles manifest = read_manifest(path, kCheckpointFormat).files;
+    hash_ = hash_of(manifest);
+    if (use == CheckpointUse::kTraining) require_optimizer(path, manifest);
+    keep_files_for(use, manifest);
+    verify(path, manifest);
+    check_names(path, manifest);
+    has_tokenizer_ = manifest.contains(kTokenizerFile);
+    state_ = parse_training_state(read_file(path / kStateFile, kMaxTextBytes), (path / kStateFile).string());
+    config_yaml_ = read_file(path / kConfigFile, kMaxTextBytes);
+    model_ = open_tensors(path, manifest, kModel);
+    if (use == CheckpointUse::kTraining) optimizer_ = open_tensors(path, manifest, kOptimizer);
+    if (lists_tensors(manifest, kEma)) ema_files_ = open_tensors(path, manifest, kEma);
+    if (manifest.contains(kRouterFile)) router_.emplace(path / kRouterFile);
+    if (manifest.contains(kImagesFile)) images_json_ = read_file(path / kImagesFile, kMaxTextBytes);
+  } catch (const DataError& error) {
+    if (may_pass(error)) throw UnreadableCheckpoint(error.what());
+    throw CheckpointError(error.what(), "; restore the file or use an earlier checkpoint");
+  }
+}
+
+std::span<const TensorView> Checkpoint::router() const {
+  return router_ ? std::span(router_->tensors()) : std::span<const TensorView>();
+}
+
+config::RunConfig Checkpoint::config() const {
+  return config::parse_run_config(config_yaml_, (path_ / kConfigFile).string());
+}
+
+fs::path Checkpoint::tokenizer_path() const { return path_ / kTokenizerFile; }
+
+std::span<const std::byte> Checkpoint::parameter(const std::string& name,
+                                                 const std::vector<int64_t>& shape) const {
+  return find_tensor(path_, model_, name, shape);
+}
+
+std::span<const std::byte> Checkpoint::slot(const std::string& name,
+                                            const std::vector<int64_t>& shape) const {
+  if (use_ != CheckpointUse::kTraining)
+    throw std::logic_error("a checkpoint opened for inference has no moments");
+  return find_tensor(path_, optimizer_, name, shape);
+}
+
+std::span<const std::byte> Checkpoint::ema(const std::string& name, const std::vector<int64_t>& shape) const {
+  if (ema_files_.empty())
+    throw CheckpointError(path_, ": no ", whole_file(kEma), ": this run keeps no average of its parameters");
+  return find_tensor(path_, ema_files_, name, shape);
+}
+
 void remove_old(const fs::path& checkpoints, int64_t step, int64_t keep) {
   if (keep <= 0) return;
   int64_t complete = 0;
@@ -293,12 +279,6 @@ void write_checkpoint(const fs::path& directory, const CheckpointContents& conte
   OneProcess alone;
   const TensorFiles tensors = split_into_files(contents, shard_bytes);
   write_texts(directory, contents, tensors, write_tensor_files(directory, tensors.files, alone));
-}
-
-fs::path save_checkpoint(const fs::path& checkpoints, const CheckpointContents& contents, int64_t keep,
-                         uint64_t shard_bytes) {
-  OneProcess alone;
-  return save_checkpoint(checkpoints, contents, keep, alone, shard_bytes);
 }
 
 fs::path save_checkpoint(const fs::path& checkpoints, const CheckpointContents& contents, int64_t keep,

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <exception>
-#include <filesystem>
 #include <functional>
 #include <optional>
 #include <span>
@@ -21,9 +20,8 @@
 
 namespace dtopp::checkpoint {
 
-// Defines the training state in a checkpoint's state.json.
-
-// Everything besides the parameters, moments and router that a run needs to resume with the same bits.
+// Everything besides the parameters, moments and router that a run needs to resume with the same bits
+// (state.json).
 struct TrainingState {
   int64_t step = 0;             // optimizer steps done (skipped ones included)
   int64_t tokens = 0;           // tokens trained on
@@ -39,14 +37,10 @@ struct TrainingState {
   bool operator==(const TrainingState&) const = default;
 };
 
-// The JSON text.
 std::string format_training_state(const TrainingState& state);
 
 // Parses such a state. Throws a DataError that names `what` (the file) and the key if the text is invalid.
 TrainingState parse_training_state(const std::string& text, const std::string& what);
-
-// The communication between ranks that save one checkpoint together. This file is only an interface, because
-// checkpoint/ must not depend on distributed/. train/run.cpp implements it.
 
 // Bytes [begin, begin + count) of a tensor, in whole elements; no bytes if `tensor` is null.
 struct TensorByteRange {
@@ -55,6 +49,9 @@ struct TensorByteRange {
   uint64_t begin = 0, count = 0;
 };
 
+// The communication between ranks that save one checkpoint together. It is only an interface, because
+// checkpoint/ must not depend on distributed/. train/run.cpp implements it.
+//
 // Collective:    gather, collect and check, on every rank, in the same order
 class SavingRanks {
  public:
@@ -118,28 +115,22 @@ inline constexpr uint64_t kShardBytes = uint64_t{4} << 30;
 // Each of {model,optimizer,ema}.safetensors that would exceed `shard_bytes` is split into
 // model-0000i-of-0000n.safetensors and model.safetensors.index.json.
 //
-// Throws:        DataError if it cannot be written; the existing checkpoints then stay
-std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints,
-                                      const CheckpointContents& contents, int64_t keep,
-                                      uint64_t shard_bytes = kShardBytes);
+// The ranks save it together. The tensors have the same names and sizes on all ranks. Rank 0 stores its own
+// state, texts and router. The ranks that can access rank 0's directory share the tensor files among them.
+// The files are the same as those of a single process.
+//
+// Returns:       the path, on every rank, when the checkpoint is complete
+// Throws:        on all ranks if saving fails on one (SavingRanks::check); the existing checkpoints then stay
+// Collective:    every rank of `ranks`, in the same order
+fs::path save_checkpoint(const fs::path& checkpoints, const CheckpointContents& contents, int64_t keep,
+                         SavingRanks& ranks, uint64_t shard_bytes = kShardBytes);
 
 // Removes the checkpoints that are older than the newest `keep` complete ones up to `step` (0: removes none).
 // Checkpoints of later steps stay: they are damaged, and the run passed over them when it resumed.
-void remove_old(const std::filesystem::path& checkpoints, int64_t step, int64_t keep);
-
-// Saves one checkpoint from several ranks. The tensors have the same names and sizes on all ranks. Rank 0
-// stores its own state, texts and router. The ranks that can access rank 0's directory share the tensor files
-// among them. The files are the same as those of a single process.
-//
-// Returns:       the path, on every rank, when the checkpoint is complete
-// Throws:        on all ranks if saving fails on one (SavingRanks::check)
-// Collective:    every rank of `ranks`, in the same order
-std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints,
-                                      const CheckpointContents& contents, int64_t keep, SavingRanks& ranks,
-                                      uint64_t shard_bytes = kShardBytes);
+void remove_old(const fs::path& checkpoints, int64_t step, int64_t keep);
 
 // Writes the files of a checkpoint into an existing empty directory, not atomically.
-void write_checkpoint(const std::filesystem::path& directory, const CheckpointContents& contents,
+void write_checkpoint(const fs::path& directory, const CheckpointContents& contents,
                       uint64_t shard_bytes = kShardBytes);
 
 // The purpose for which a checkpoint is opened. Inference does not need the optimizer's files, the largest:
@@ -150,7 +141,7 @@ enum class CheckpointUse { kTraining, kInference };
 void keep_files_for(CheckpointUse use, ManifestFiles& files);
 
 // Compares a checkpoint's files with its manifest. Throws a DataError that names the first file that differs.
-using VerifyFiles = std::function<void(const std::filesystem::path& directory, const ManifestFiles& files)>;
+using VerifyFiles = std::function<void(const fs::path& directory, const ManifestFiles& files)>;
 
 // A system call failed. The checkpoint may be intact, so no older one may replace it.
 struct UnreadableCheckpoint : CheckpointError {
@@ -167,9 +158,9 @@ struct UnreadableCheckpoint : CheckpointError {
 //                verify; UnreadableCheckpoint if it cannot be read
 class Checkpoint {
  public:
-  explicit Checkpoint(const std::filesystem::path& path, CheckpointUse use = CheckpointUse::kTraining,
+  explicit Checkpoint(const fs::path& path, CheckpointUse use = CheckpointUse::kTraining,
                       const VerifyFiles& verify = verify_content);
-  const std::filesystem::path& path() const { return path_; }
+  const fs::path& path() const { return path_; }
   // One checksum of all files that the manifest lists.
   const std::string& hash() const { return hash_; }
   const TrainingState& state() const { return state_; }
@@ -178,7 +169,7 @@ class Checkpoint {
   // dtopp does not accept it.
   config::RunConfig config() const;
   bool has_tokenizer() const { return has_tokenizer_; }
-  std::filesystem::path tokenizer_path() const;  // requires has_tokenizer()
+  fs::path tokenizer_path() const;  // requires has_tokenizer()
   // The text of images.json; empty if there is none.
   const std::string& images_json() const { return images_json_; }
   // The fp32 bytes of a parameter, or of its slot "<parameter>.<slot>". slot() requires
@@ -193,7 +184,7 @@ class Checkpoint {
   std::span<const std::byte> ema(const std::string& name, const std::vector<int64_t>& shape) const;
 
  private:
-  std::filesystem::path path_;
+  fs::path path_;
   CheckpointUse use_;
   std::string hash_;
   TrainingState state_;

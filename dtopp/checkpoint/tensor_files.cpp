@@ -20,8 +20,6 @@
 namespace dtopp::checkpoint {
 namespace {
 
-namespace fs = std::filesystem;
-
 // nullopt if the name is not that of a step.
 std::optional<int64_t> step_of(const std::string& name) {
   constexpr std::string_view kPrefix = "step-";
@@ -32,37 +30,6 @@ std::optional<int64_t> step_of(const std::string& name) {
   return checkpoint_name(step) == name ? std::optional(step) : std::nullopt;
 }
 
-}  // namespace
-
-std::string part_file(std::string_view kind, size_t number, size_t count) {
-  return std::string(kind) + format("-%05zu-of-%05zu.safetensors", number, count);
-}
-
-bool is_optimizer_file(std::string_view name) {
-  return name == whole_file(kOptimizer) || name == index_file(kOptimizer) ||
-         (name.starts_with("optimizer-") && name.ends_with(".safetensors"));
-}
-
-std::string checkpoint_name(int64_t step) { return format("step-%08ld", step); }
-
-bool is_checkpoint_name(const std::string& name) { return step_of(name).has_value(); }
-
-std::vector<int64_t> list_checkpoint_steps(const fs::path& checkpoints) {
-  std::vector<int64_t> steps;
-  std::error_code error;
-  for (fs::directory_iterator it(checkpoints, error), end; !error && it != end; it.increment(error)) {
-    const auto step = step_of(it->path().filename().string());
-    if (step && path_kind(it->path()) == PathKind::kDirectory) steps.push_back(*step);
-  }
-  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
-    throw file_error("list", checkpoints, error.value());
-  std::ranges::sort(steps, std::greater());
-  return steps;
-}
-
-namespace {
-
-namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr uint64_t kMostIndexBytes = uint64_t{1} << 28;
@@ -136,18 +103,23 @@ class OwnFile {
     name_ = file.name;
     attempt([&] {
       // transformers requires this metadata.
-      writer_.emplace(directory / name_, file.tensors, std::map<std::string, std::string>{{"format", "pt"}},
-                      &hasher_);
+      const std::string head = safetensors_head(directory / name_, file.tensors, {{"format", "pt"}});
+      file_.emplace(directory / name_, &hasher_);
+      file_->write(head);
+      size_ = head.size();
+      for (const TensorSource& tensor : file.tensors) size_ += tensor.size;
     });
   }
   void write(std::span<const std::byte> bytes) {
-    attempt([&] { writer_->write(bytes); });
+    attempt([&] { file_->write(bytes); });
   }
   void finish(ManifestFiles& files) {
     if (name_.empty()) return;
     attempt([&] {
-      const uint64_t size = writer_->finish();
-      files[name_] = {size, hasher_.hexdigest()};
+      if (file_->size() != size_)
+        throw DataError(file_->path(), ": ", file_->size(), " bytes were written of ", size_);
+      file_->sync_and_close();
+      files[name_] = {size_, hasher_.hexdigest()};
     });
   }
   const std::exception_ptr& error() const { return error_; }
@@ -165,7 +137,8 @@ class OwnFile {
 
   std::string name_;
   Hasher hasher_;
-  std::optional<SafetensorsWriter> writer_;
+  std::optional<OutputFile> file_;
+  uint64_t size_ = 0;  // bytes of the whole file
   std::exception_ptr error_;
 };
 
@@ -222,6 +195,32 @@ ManifestFiles merge(const ManifestFiles& files, SavingRanks& ranks) {
 }
 
 }  // namespace
+
+std::string part_file(std::string_view kind, size_t number, size_t count) {
+  return std::string(kind) + format("-%05zu-of-%05zu.safetensors", number, count);
+}
+
+bool is_optimizer_file(std::string_view name) {
+  return name == whole_file(kOptimizer) || name == index_file(kOptimizer) ||
+         (name.starts_with("optimizer-") && name.ends_with(".safetensors"));
+}
+
+std::string checkpoint_name(int64_t step) { return format("step-%08ld", step); }
+
+bool is_checkpoint_name(const std::string& name) { return step_of(name).has_value(); }
+
+std::vector<int64_t> list_checkpoint_steps(const fs::path& checkpoints) {
+  std::vector<int64_t> steps;
+  std::error_code error;
+  for (fs::directory_iterator it(checkpoints, error), end; !error && it != end; it.increment(error)) {
+    const auto step = step_of(it->path().filename().string());
+    if (step && path_kind(it->path()) == PathKind::kDirectory) steps.push_back(*step);
+  }
+  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
+    throw file_error("list", checkpoints, error.value());
+  std::ranges::sort(steps, std::greater());
+  return steps;
+}
 
 TensorFiles split_into_files(const CheckpointContents& contents, uint64_t shard_bytes) {
   TensorFiles files;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <string>
 #include <string_view>
@@ -12,8 +11,6 @@
 #include "dtopp/checkpoint/checkpoint.h"
 
 namespace dtopp::checkpoint {
-
-// Names the files of a checkpoint, and the checkpoints in their folder.
 
 // Tensors of one kind are in "<kind>.safetensors", or in several "<kind>-0000i-of-0000n.safetensors" with an
 // index that lists the file of each tensor.
@@ -42,7 +39,7 @@ bool is_checkpoint_name(const std::string& name);
 
 // The steps of the checkpoints in the directory, newest first; empty if the directory does not exist. Throws
 // DataError if it cannot be listed.
-std::vector<int64_t> list_checkpoint_steps(const std::filesystem::path& checkpoints);
+std::vector<int64_t> list_checkpoint_steps(const fs::path& checkpoints);
 
 struct TensorFile {
   std::string_view kind;  // kModel, kOptimizer or kEma
@@ -65,7 +62,7 @@ TensorFiles split_into_files(const CheckpointContents& contents, uint64_t shard_
 
 // Reads an index in Hugging Face's format, as split_into_files writes it: the file of each tensor, by tensor
 // name. Throws a DataError that names the index and the problem.
-std::map<std::string, std::string> read_tensor_index(const std::filesystem::path& path);
+std::map<std::string, std::string> read_tensor_index(const fs::path& path);
 
 // Writes `files` (not the indexes) into a directory that exists on rank 0. Every rank that can access the
 // directory writes one file at a time. Meanwhile each rank holds up to twice kCollectedBytes.
@@ -73,7 +70,7 @@ std::map<std::string, std::string> read_tensor_index(const std::filesystem::path
 // Returns:       size and checksum of all files, on every rank
 // Throws:        DataError on a rank that cannot write; on the others the error of SavingRanks::check
 // Collective:    every rank of `ranks`, in the same order, with the same files
-ManifestFiles write_tensor_files(const std::filesystem::path& directory, const std::vector<TensorFile>& files,
+ManifestFiles write_tensor_files(const fs::path& directory, const std::vector<TensorFile>& files,
                                  SavingRanks& ranks);
 
 // Bytes that are sent between ranks at a time, over all files that are being written.

@@ -56,18 +56,9 @@ class GgufMetadata {
     append_text(bytes_, value);
   }
   void add(std::string_view key, const char* value) { add(key, std::string_view(value)); }
-  void add(std::string_view key, bool value) {
-    begin_value(key, kBool);
-    append_number<uint8_t>(bytes_, value ? 1 : 0);
-  }
-  void add(std::string_view key, int64_t value) {  // stored as 32 bits without sign
-    begin_value(key, kUint32);
-    append_number(bytes_, static_cast<uint32_t>(value));
-  }
-  void add(std::string_view key, double value) {  // stored as fp32
-    begin_value(key, kFloat32);
-    append_number(bytes_, static_cast<float>(value));
-  }
+  void add(std::string_view key, bool value) { add_number<uint8_t>(key, kBool, value); }
+  void add(std::string_view key, int64_t value) { add_number<uint32_t>(key, kUint32, value); }
+  void add(std::string_view key, double value) { add_number<float>(key, kFloat32, value); }
   void add(std::string_view key, const std::vector<std::string>& values) {
     begin_array(key, kString, values.size());
     for (const std::string& value : values) append_text(bytes_, value);
@@ -81,6 +72,11 @@ class GgufMetadata {
   const std::string& bytes() const { return bytes_; }
 
  private:
+  template <class Stored, class T>
+  void add_number(std::string_view key, uint32_t type, T value) {
+    begin_value(key, type);
+    append_number(bytes_, static_cast<Stored>(value));
+  }
   void begin_value(std::string_view key, uint32_t type) {
     append_text(bytes_, key);
     append_number(bytes_, type);
@@ -172,8 +168,6 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, int
   for (const char* role : {"bos", "eos", "padding"})
     metadata.add("tokenizer.ggml." + std::string(role) + "_token_id", int64_t{tokenizer.end_of_text()});
 }
-
-namespace fs = std::filesystem;
 
 // llama.cpp's name of a parameter, without the layer.
 std::string gguf_name(const std::string& name) {

@@ -9,7 +9,6 @@
 //   mlp.shared_gate.weight [1, D]                    mlp.shared_expert_gate.weight [1, D]
 #include <algorithm>
 #include <cstddef>
-#include <filesystem>
 #include <map>
 #include <set>
 #include <span>
@@ -18,8 +17,6 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/base/files.h"
-#include "dtopp/base/float_type.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/base/safetensors.h"
@@ -39,13 +36,7 @@
 namespace dtopp::convert {
 namespace {
 
-namespace fs = std::filesystem;
-
-uint64_t fp32_bytes(const std::vector<int64_t>& shape) {
-  uint64_t size = sizeof(float);
-  for (const int64_t extent : shape) size *= static_cast<uint64_t>(extent);
-  return size;
-}
+uint64_t fp32_bytes(const std::vector<int64_t>& shape) { return tensor_bytes(sizeof(float), shape).value(); }
 
 struct FileTensor {
   std::string name;
@@ -151,94 +142,70 @@ std::vector<TensorSource> in_files(const parameters::ParameterSpec& parameter,
 class HuggingFaceTensors {
  public:
   // Throws UsageError if the folder has neither; DataError if a file is damaged.
-  HuggingFaceTensors(const std::filesystem::path& folder, HuggingFaceClass as);
+  HuggingFaceTensors(const fs::path& folder, HuggingFaceClass as)
+      : folder_(folder), class_(as), files_(open_files(folder)) {
+    for (const SafetensorsFile& file : files_)
+      for (const TensorView& tensor : file.tensors())
+        if (!by_name_.emplace(tensor.name, &tensor).second)
+          throw DataError(folder, ": tensor \"", tensor.name, "\" is in two files");
+    for (const auto& [name, tensor] : by_name_) unread_.insert(name);
+    unread_.erase("lm_head.weight");  // a tied one may be stored too
+  }
 
   // The parameters in fp32. The files may store them whole or in parts, as F32, BF16 or F16. The sources
   // must be read during the lifetime of this object.
   //
   // Throws:        DataError that names a parameter that is missing or has another shape or dtype
-  std::vector<TensorSource> read(const std::vector<parameters::ParameterSpec>& parameters);
-  // Another tensor, of exactly this dtype. Throws like read().
-  const TensorView& read(const std::string& name, const std::string& dtype,
-                         const std::vector<int64_t>& shape);
-  // Throws DataError that names a tensor in the files that was not read.
-  void require_all_read() const;
+  std::vector<TensorSource> read(const std::vector<parameters::ParameterSpec>& parameters) {
+    std::vector<TensorSource> sources;
+    for (const parameters::ParameterSpec& parameter : parameters)
+      sources.emplace_back(
+          parameter.name, "F32", parameter.shape, fp32_bytes(parameter.shape),
+          [parts = parts_of(parameter)](uint64_t begin, uint64_t count, const TakeBytes& take) {
+            give_all(parts, begin, count, take);
+          });
+    return sources;
+  }
 
-  const std::filesystem::path& folder() const { return folder_; }
+  // Another tensor, of this dtype; empty: F32, BF16 or F16. Throws like read().
+  const TensorView& need(const std::string& name, const std::vector<int64_t>& shape,
+                         const std::string& dtype = {}) {
+    if (!by_name_.contains(name)) throw DataError(folder_, ": no tensor \"", name, "\"");
+    const TensorView& tensor = *by_name_.at(name);
+    const bool fits = dtype.empty() ? enum_named<FloatType>(tensor.dtype).has_value() : tensor.dtype == dtype;
+    if (tensor.shape != shape || !fits)
+      throw DataError(folder_, ": tensor \"", name, "\" is ", tensor.dtype, " ", dump_json(tensor.shape),
+                      ", expected ", (dtype.empty() ? "F32, BF16 or F16" : dtype), " ", dump_json(shape));
+    unread_.erase(name);
+    return tensor;
+  }
+
+  // Throws DataError that names a tensor in the files that was not read.
+  void require_all_read() const {
+    if (!unread_.empty())
+      throw DataError(folder_, ": tensor \"", *unread_.begin(),
+                      "\" does not belong to the model of config.json");
+  }
+
+  const fs::path& folder() const { return folder_; }
 
  private:
-  const TensorView* find(const std::string& name) const;
   // The tensors that form the parameter, one after another.
-  std::vector<const TensorView*> parts_of(const parameters::ParameterSpec& parameter);
-  const TensorView& need(const std::string& name, const std::vector<int64_t>& shape,
-                         const std::string& dtype = {});  // empty: F32, BF16 or F16
+  std::vector<const TensorView*> parts_of(const parameters::ParameterSpec& parameter) {
+    const std::vector<FileTensor> tensors = file_tensors(parameter, class_);
+    if (by_name_.contains(parameter.name) || !by_name_.contains(tensors[0].name))
+      return {&need(parameter.name, parameter.shape)};
+    std::vector<const TensorView*> parts;
+    for (const FileTensor& tensor : tensors) parts.push_back(&need(tensor.name, tensor.shape));
+    return parts;
+  }
 
-  std::filesystem::path folder_;
+  fs::path folder_;
   HuggingFaceClass class_;
   std::vector<SafetensorsFile> files_;
   std::map<std::string, const TensorView*> by_name_;
   std::set<std::string> unread_;
 };
-
-HuggingFaceTensors::HuggingFaceTensors(const fs::path& folder, HuggingFaceClass as)
-    : folder_(folder), class_(as), files_(open_files(folder)) {
-  for (const SafetensorsFile& file : files_)
-    for (const TensorView& tensor : file.tensors())
-      if (!by_name_.emplace(tensor.name, &tensor).second)
-        throw DataError(folder, ": tensor \"", tensor.name, "\" is in two files");
-  for (const auto& [name, tensor] : by_name_) unread_.insert(name);
-  unread_.erase("lm_head.weight");  // a tied one may be stored too
-}
-
-const TensorView* HuggingFaceTensors::find(const std::string& name) const {
-  const auto found = by_name_.find(name);
-  return found == by_name_.end() ? nullptr : found->second;
-}
-
-const TensorView& HuggingFaceTensors::need(const std::string& name, const std::vector<int64_t>& shape,
-                                           const std::string& dtype) {
-  const TensorView* tensor = find(name);
-  if (tensor == nullptr) throw DataError(folder_, ": no tensor \"", name, "\"");
-  const bool fits = dtype.empty() ? enum_named<FloatType>(tensor->dtype).has_value() : tensor->dtype == dtype;
-  if (tensor->shape != shape || !fits)
-    throw DataError(folder_, ": tensor \"", name, "\" is ", tensor->dtype, " ", dump_json(tensor->shape),
-                    ", expected ", (dtype.empty() ? "F32, BF16 or F16" : dtype), " ", dump_json(shape));
-  unread_.erase(name);
-  return *tensor;
-}
-
-const TensorView& HuggingFaceTensors::read(const std::string& name, const std::string& dtype,
-                                           const std::vector<int64_t>& shape) {
-  return need(name, shape, dtype);
-}
-
-void HuggingFaceTensors::require_all_read() const {
-  if (!unread_.empty())
-    throw DataError(folder_, ": tensor \"", *unread_.begin(),
-                    "\" does not belong to the model of config.json");
-}
-
-std::vector<const TensorView*> HuggingFaceTensors::parts_of(const parameters::ParameterSpec& parameter) {
-  const std::vector<FileTensor> tensors = file_tensors(parameter, class_);
-  if (find(parameter.name) != nullptr || find(tensors[0].name) == nullptr)
-    return {&need(parameter.name, parameter.shape)};
-  std::vector<const TensorView*> parts;
-  parts.reserve(tensors.size());
-  for (const FileTensor& tensor : tensors) parts.push_back(&need(tensor.name, tensor.shape));
-  return parts;
-}
-
-std::vector<TensorSource> HuggingFaceTensors::read(const std::vector<parameters::ParameterSpec>& parameters) {
-  std::vector<TensorSource> sources;
-  for (const parameters::ParameterSpec& parameter : parameters) {
-    const std::vector<const TensorView*> parts = parts_of(parameter);
-    sources.emplace_back(parameter.name, "F32", parameter.shape, fp32_bytes(parameter.shape),
-                         [parts](uint64_t begin, uint64_t count, const TakeBytes& take) {
-                           give_all(parts, begin, count, take);
-                         });
-  }
-  return sources;
-}
 
 // Converts a router's state between a checkpoint and a Hugging Face folder. Single numbers are in
 // config.json. Tensors are buffers of each layer's router in the weights' files:
@@ -319,13 +286,13 @@ ops::NamedTensors from_huggingface_router(const ImportedConfig& imported, Huggin
     if (buffer_of(name).empty()) continue;
     value = value.clone();
     for (int64_t layer = config.routing.hash_layers; layer < layers; ++layer)
-      ops::copy_from_bytes(tensors.read(buffer_name(layer, buffer_of(name)), "F64", {value.size(1)}).bytes,
+      ops::copy_from_bytes(tensors.need(buffer_name(layer, buffer_of(name)), {value.size(1)}, "F64").bytes,
                            value[layer]);
   }
   for (int64_t layer = 0; layer < layers; ++layer) {
     if (config::has_router(config.routing, layer)) continue;
     const at::Tensor own = experts_of_ids(config, *router, layer);
-    const TensorView& read = tensors.read(buffer_name(layer, kExperts), "I32", own.sizes().vec());
+    const TensorView& read = tensors.need(buffer_name(layer, kExperts), own.sizes().vec(), "I32");
     const auto* bytes = static_cast<const std::byte*>(own.const_data_ptr());
     if (!std::ranges::equal(read.bytes, std::span(bytes, own.nbytes())))
       throw UsageError(tensors.folder(), ": tensor \"", read.name,

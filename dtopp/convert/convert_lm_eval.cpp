@@ -3,7 +3,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/files.h"
 #include "dtopp/base/json.h"
 #include "dtopp/convert/convert.h"
 #include "dtopp/convert/fill_folder.h"
@@ -14,7 +13,6 @@
 namespace dtopp::convert {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 // lm-eval has tasks with most of these names, but with other prompts and scores. The prefix avoids a clash.

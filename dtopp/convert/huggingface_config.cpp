@@ -1,11 +1,9 @@
 #include "dtopp/convert/huggingface_config.h"
 
 #include <algorithm>
-#include <array>
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
@@ -16,62 +14,30 @@ namespace {
 
 using config::QkNorm;
 
-constexpr HuggingFaceFamily kDtopp = {.architecture = "DtoppForCausalLM",
-                                      .qk_norm = QkNorm::kWhole,
-                                      .norm_eps = 1e-5,
-                                      .rope_base = 10000,
-                                      .num_kv_heads = 0,
-                                      .top_k = 8,
-                                      .ffn_key = "intermediate_size",
-                                      .experts_key = "num_experts",
-                                      .layer = "mlp.",
-                                      .gate = "gate_proj",
-                                      .up = "up_proj",
-                                      .down = "down_proj"};
-
-constexpr HuggingFaceFamily olmoe() {
-  HuggingFaceFamily family = kDtopp;
-  family.architecture = "OlmoeForCausalLM";
-  return family;
-}
-
-constexpr HuggingFaceFamily mixtral() {
-  HuggingFaceFamily family = kDtopp;
-  family.architecture = "MixtralForCausalLM";
-  family.qk_norm = QkNorm::kNone;
-  family.rope_base = 1e6;
-  family.num_kv_heads = 8;
-  family.top_k = 2;
-  family.experts_key = "num_local_experts";
-  family.layer = "block_sparse_moe.";
-  family.gate = "w1";
-  family.up = "w3";
-  family.down = "w2";
-  return family;
-}
-
-constexpr HuggingFaceFamily qwen(const char* architecture, QkNorm qk_norm, int64_t num_kv_heads,
-                                 int64_t top_k) {
-  HuggingFaceFamily family = kDtopp;
-  family.architecture = architecture;
-  family.qk_norm = qk_norm;
-  family.norm_eps = 1e-6;
-  family.num_kv_heads = num_kv_heads;
-  family.top_k = top_k;
-  family.ffn_key = "moe_intermediate_size";
-  return family;
-}
-
 // In the order of HuggingFaceClass.
-constexpr std::array kFamilies = {kDtopp, olmoe(), mixtral(),
-                                  qwen("Qwen2MoeForCausalLM", QkNorm::kNone, 16, 4),
-                                  qwen("Qwen3MoeForCausalLM", QkNorm::kHead, 4, 8)};
-
-}  // namespace
-
-const HuggingFaceFamily& family_of(HuggingFaceClass name) { return kFamilies.at(static_cast<size_t>(name)); }
-
-namespace {
+constexpr std::array<HuggingFaceFamily, 5> kFamilies = {{{.architecture = "DtoppForCausalLM"},
+                                                         {.architecture = "OlmoeForCausalLM"},
+                                                         {.architecture = "MixtralForCausalLM",
+                                                          .qk_norm = QkNorm::kNone,
+                                                          .rope_base = 1e6,
+                                                          .num_kv_heads = 8,
+                                                          .top_k = 2,
+                                                          .experts_key = "num_local_experts",
+                                                          .layer = "block_sparse_moe.",
+                                                          .gate = "w1",
+                                                          .up = "w3",
+                                                          .down = "w2"},
+                                                         {.architecture = "Qwen2MoeForCausalLM",
+                                                          .qk_norm = QkNorm::kNone,
+                                                          .norm_eps = 1e-6,
+                                                          .num_kv_heads = 16,
+                                                          .top_k = 4,
+                                                          .ffn_key = "moe_intermediate_size"},
+                                                         {.architecture = "Qwen3MoeForCausalLM",
+                                                          .qk_norm = QkNorm::kHead,
+                                                          .norm_eps = 1e-6,
+                                                          .num_kv_heads = 4,
+                                                          .ffn_key = "moe_intermediate_size"}}};
 
 using nlohmann::ordered_json;
 
@@ -139,6 +105,7 @@ ordered_json dtopp_router(const config::RunConfig& config, const RouterNumbers& 
 
 // The fields of the classes that transformers includes. A field that dtopp's models do not have is off.
 ordered_json family_of_transformers(const config::RunConfig& config, HuggingFaceClass as) {
+  using enum HuggingFaceClass;
   const config::ModelConfig& model = config.model;
   ordered_json json = {{"num_experts_per_tok", config::top_k_of(config.routing)},
                        {"norm_topk_prob", config.routing.renormalize == config::Renormalize::kSum},
@@ -147,31 +114,20 @@ ordered_json family_of_transformers(const config::RunConfig& config, HuggingFace
                        {"router_aux_loss_coef", config.loss.load_balance}};
   const ordered_json window =
       model.attention_window > 0 ? ordered_json(model.attention_window) : ordered_json();
-  switch (as) {
-    case HuggingFaceClass::kDtopp:
-      break;
-    case HuggingFaceClass::kOlmoe:
-      json.update({{"attention_bias", false}, {"clip_qkv", nullptr}});
-      break;
-    case HuggingFaceClass::kMixtral:
-      json.erase("norm_topk_prob");
-      json.update({{"sliding_window", window}, {"router_jitter_noise", 0.0}});
-      break;
-    case HuggingFaceClass::kQwen2Moe:
-      json.update({{"qkv_bias", model.qkv_bias},
-                   {"shared_expert_intermediate_size", model.shared_ffn_hidden_size()},
-                   {"use_sliding_window", false},
-                   {"decoder_sparse_step", 1},
-                   {"mlp_only_layers", ordered_json::array()}});
-      break;
-    case HuggingFaceClass::kQwen3Moe:
-      json.update({{"attention_bias", false},
-                   {"use_sliding_window", !window.is_null()},
-                   {"sliding_window", window},
-                   {"decoder_sparse_step", 1},
-                   {"mlp_only_layers", ordered_json::array()}});
-      break;
+  if (as == kOlmoe) json.update({{"attention_bias", false}, {"clip_qkv", nullptr}});
+  if (as == kMixtral) {
+    json.erase("norm_topk_prob");
+    json.update({{"sliding_window", window}, {"router_jitter_noise", 0.0}});
   }
+  if (as == kQwen2Moe)
+    json.update({{"qkv_bias", model.qkv_bias},
+                 {"shared_expert_intermediate_size", model.shared_ffn_hidden_size()},
+                 {"use_sliding_window", false}});
+  if (as == kQwen3Moe)
+    json.update(
+        {{"attention_bias", false}, {"use_sliding_window", !window.is_null()}, {"sliding_window", window}});
+  if (as == kQwen2Moe || as == kQwen3Moe)
+    json.update({{"decoder_sparse_step", 1}, {"mlp_only_layers", ordered_json::array()}});
   return json;
 }
 
@@ -224,24 +180,6 @@ void require_transformers_family(const config::RunConfig& config, HuggingFaceCla
   require(routing.renormalize != config::Renormalize::kL2, "routing.renormalize", "true or false");
   require(as != kMixtral || routing.renormalize == config::Renormalize::kSum, "routing.renormalize", "true");
 }
-
-}  // namespace
-
-void require_fitting(const config::RunConfig& config, HuggingFaceClass as, const std::string& name) {
-  if (as != HuggingFaceClass::kDtopp) return require_transformers_family(config, as, name);
-  if (config.model.attention_window > 0)
-    throw UsageError("model.attention_window: dtopp's class attends to all earlier tokens; it must be 0");
-}
-
-std::string huggingface_config(const config::RunConfig& config, const RouterNumbers& router,
-                               std::optional<int64_t> end_of_text, HuggingFaceClass as) {
-  ordered_json json = shape_of(config.model, end_of_text, as);
-  json.update(as == HuggingFaceClass::kDtopp ? dtopp_class(config, router)
-                                             : family_of_transformers(config, as));
-  return dump_json(json, 2) + "\n";
-}
-
-namespace {
 
 constexpr uint64_t kMostBytes = uint64_t{1} << 24;
 
@@ -436,7 +374,23 @@ std::vector<double> read_thresholds(const JsonFields& file, config::RunConfig& c
 
 }  // namespace
 
-ImportedConfig read_huggingface_config(const std::filesystem::path& path) {
+const HuggingFaceFamily& family_of(HuggingFaceClass name) { return kFamilies.at(static_cast<size_t>(name)); }
+
+void require_fitting(const config::RunConfig& config, HuggingFaceClass as, const std::string& name) {
+  if (as != HuggingFaceClass::kDtopp) return require_transformers_family(config, as, name);
+  if (config.model.attention_window > 0)
+    throw UsageError("model.attention_window: dtopp's class attends to all earlier tokens; it must be 0");
+}
+
+std::string huggingface_config(const config::RunConfig& config, const RouterNumbers& router,
+                               std::optional<int64_t> end_of_text, HuggingFaceClass as) {
+  ordered_json json = shape_of(config.model, end_of_text, as);
+  json.update(as == HuggingFaceClass::kDtopp ? dtopp_class(config, router)
+                                             : family_of_transformers(config, as));
+  return dump_json(json, 2) + "\n";
+}
+
+ImportedConfig read_huggingface_config(const fs::path& path) {
   const JsonFields file(read_file(path, kMostBytes), path.string());
   require_fitting(file);
   const auto type = file.text("model_type");

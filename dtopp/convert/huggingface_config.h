@@ -3,12 +3,12 @@
 
 #include <array>
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "dtopp/base/errors.h"
 #include "dtopp/config/model_config.h"
 #include "dtopp/config/run_config.h"
 
@@ -26,14 +26,14 @@ constexpr auto enum_names(HuggingFaceClass) {
 
 struct HuggingFaceFamily {
   const char* architecture;  // of the language model
-  config::QkNorm qk_norm;
+  config::QkNorm qk_norm = config::QkNorm::kWhole;
   // Defaults of keys of config.json. 0 heads: num_attention_heads.
-  double norm_eps, rope_base;
-  int64_t num_kv_heads, top_k;
+  double norm_eps = 1e-5, rope_base = 10000;
+  int64_t num_kv_heads = 0, top_k = 8;
   // Keys of config.json: F of an expert, and the number of experts.
-  const char *ffn_key, *experts_key;
+  const char *ffn_key = "intermediate_size", *experts_key = "num_experts";
   // Names of tensors: "model.layers.3.<layer>experts.7.<gate>.weight".
-  std::string_view layer, gate, up, down;
+  std::string_view layer = "mlp.", gate = "gate_proj", up = "up_proj", down = "down_proj";
 };
 
 const HuggingFaceFamily& family_of(HuggingFaceClass name);
@@ -62,6 +62,6 @@ struct ImportedConfig {
 //
 // Throws:        UsageError that names the key that dtopp does not support (InvalidValue: a threshold);
 //                DataError if the file is damaged
-ImportedConfig read_huggingface_config(const std::filesystem::path& file);
+ImportedConfig read_huggingface_config(const fs::path& file);
 
 }  // namespace dtopp::convert

@@ -18,8 +18,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
 #include "dtopp/base/stop.h"
 #include "dtopp/distributed/collectives.h"
 

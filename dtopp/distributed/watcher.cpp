@@ -18,8 +18,8 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/distributed/collectives.h"
 

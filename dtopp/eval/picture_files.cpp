@@ -4,7 +4,6 @@
 #include <cmath>
 #include <span>
 
-#include "dtopp/base/durable.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"

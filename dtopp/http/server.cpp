@@ -2,7 +2,6 @@
 
 #include <array>
 #include <atomic>
-#include <random>
 #include <set>
 
 #include <boost/asio/io_context.hpp>
@@ -13,7 +12,7 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
 
-#include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 
 namespace dtopp::http {
@@ -251,9 +250,8 @@ void Connections::stop() {
   error_code ignored;
   acceptor_.close(ignored);
   const auto connections = open_;
-  for (const auto& connection : connections) {
+  for (const auto& connection : connections)
     if (connection->is_receiving() || !connection->is_open()) connection->close();
-  }
 }
 
 tcp::acceptor listen_on(asio::io_context& context, const std::string& address, uint16_t port,
@@ -297,11 +295,6 @@ void Server::run(Handler& handler, const StopToken& stop) {
   }
 }
 
-std::string random_token() {
-  std::random_device device;
-  std::string token;
-  for (int word = 0; word < 4; ++word) token += format("%08x", device());
-  return token;
-}
+std::string random_token() { return random_digits() + random_digits(); }
 
 }  // namespace dtopp::http

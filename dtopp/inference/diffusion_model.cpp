@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "dtopp/base/errors.h"
-#include "dtopp/base/float_type.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/random.h"
 #include "dtopp/base/safetensors.h"

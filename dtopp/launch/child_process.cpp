@@ -11,8 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
 
 namespace dtopp::launch {
 namespace {

@@ -1,7 +1,5 @@
 #include "dtopp/parameters/parameters.h"
 
-#include <cmath>
-
 #include "dtopp/base/random.h"
 
 namespace dtopp::parameters {

@@ -55,10 +55,8 @@ struct ParameterSpec {
   }
 };
 
-// Builds the list of a model type's parameters.
-
-// Functions append parameters. Call them in the order of the forward pass. Names are complete, such as
-// "model.norm.weight"; shapes of matrices are [outputs, inputs].
+// Builds the list of a model type's parameters. Functions append parameters. Call them in the order of the
+// forward pass. Names are complete, such as "model.norm.weight"; shapes of matrices are [outputs, inputs].
 class ParameterList {
  public:
   // `model` and `routing` must outlive this object.
@@ -147,9 +145,7 @@ class ParameterList {
   std::vector<ParameterSpec> list_;
 };
 
-// Computes the initial values of parameters.
-
-// Fills an f32 tensor of the spec's shape. Element i depends only on (seed, name, i).
+// Fills an f32 tensor of the spec's shape with the initial values. Element i depends only on (seed, name, i).
 void initialize(const ParameterSpec& spec, uint64_t seed, at::Tensor& tensor);
 
 }  // namespace dtopp::parameters

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "dtopp/base/descriptor.h"
+#include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 

@@ -1,6 +1,6 @@
 #include "dtopp/runs/run_directory.h"
 
-#include "dtopp/base/durable.h"
+#include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"
 #include "dtopp/checkpoint/tensor_files.h"

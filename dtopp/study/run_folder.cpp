@@ -2,7 +2,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/json.h"

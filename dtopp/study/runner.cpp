@@ -5,7 +5,6 @@
 #include <sstream>
 #include <system_error>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/runs/run_history.h"

@@ -36,7 +36,7 @@ TEST(ByteReader, reads_little_endian_values_at_any_alignment) {
 TEST(ByteReader, takes_everything_that_is_there_and_not_a_byte_more) {
   auto reader = reader_of("abcdef");
   EXPECT_EQ(reader.take_text(2), "ab");
-  EXPECT_EQ(reader.take(2, 2).size(), 4u);
+  EXPECT_EQ(reader.take(4).size(), 4u);
   EXPECT_EQ(reader.take(0).size(), 0u);
   EXPECT_EQ(message_of([&] { reader.take(1); }), "some/file: byte 6: needs 1 bytes, has 0");
   EXPECT_THROW(reader_of("abc").read<uint32_t>(), DataError);
@@ -49,19 +49,10 @@ TEST(ByteReader, a_failed_read_does_not_move_the_cursor) {
   EXPECT_EQ(reader.take_text(3), "abc");
 }
 
-TEST(ByteReader, products_that_overflow_are_out_of_bounds) {
-  constexpr uint64_t kHuge = std::numeric_limits<uint64_t>::max();
-  for (const auto& [count, size] : {std::pair{kHuge, uint64_t{2}},
-                                    {uint64_t{1} << 61, 8},
-                                    {(uint64_t{1} << 63) + 1, 2},
-                                    {2, kHuge},
-                                    {kHuge, kHuge}}) {
-    auto reader = reader_of("0123456789");
-    EXPECT_THROW(reader.take(count, size), DataError) << count << " x " << size;
-  }
+TEST(ByteReader, a_count_that_overflows_is_out_of_bounds) {
   auto reader = reader_of("0123456789");
-  EXPECT_THROW(reader.take(kHuge), DataError);
-  EXPECT_EQ(reader.take(kHuge, 0).size(), 0u);
+  reader.take(1);
+  EXPECT_THROW(reader.take(std::numeric_limits<uint64_t>::max()), DataError);
 }
 
 TEST(ByteReader, errors_name_the_source_and_the_byte) {

@@ -1,5 +1,3 @@
-#include "dtopp/base/durable.h"
-
 #include <fstream>
 #include <string_view>
 

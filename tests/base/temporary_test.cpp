@@ -11,7 +11,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "dtopp/base/durable.h"
 #include "dtopp/base/files.h"
 #include "tests/base/scratch_directory.h"
 

@@ -11,6 +11,13 @@
 
 namespace dtopp::checkpoint {
 
+inline std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints,
+                                             const CheckpointContents& contents, int64_t keep,
+                                             uint64_t shard_bytes = kShardBytes) {
+  OneProcess alone;
+  return save_checkpoint(checkpoints, contents, keep, alone, shard_bytes);
+}
+
 // The numbers depend on the seed and the step alone.
 class SampleContents {
  public:

@@ -72,7 +72,8 @@ inline std::filesystem::path save_tiny_checkpoint(const std::filesystem::path& f
     const std::span values(tensor.const_data_ptr<float>(), static_cast<size_t>(tensor.numel()));
     contents.parameters.push_back({name, "F32", tensor.sizes().vec(), std::as_bytes(values)});
   }
-  const auto path = checkpoint::save_checkpoint(folder, contents, 0);
+  checkpoint::OneProcess alone;
+  const auto path = checkpoint::save_checkpoint(folder, contents, 0, alone);
   std::filesystem::remove(path / "optimizer.safetensors");
   return path;
 }

@@ -16,8 +16,6 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include "dtopp/base/descriptor.h"
-#include "dtopp/base/durable.h"
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/runs/run_directory.h"
@@ -36,7 +34,7 @@ void write_unsynced(const fs::path& path, std::string_view text) {
     if (count < 0) throw file_error("write", path, errno);
     text.remove_prefix(count);
   }
-  close_checked(file.release(), path);
+  file.close();
 }
 
 void write_tree(const fs::path& path, const std::string& text) {

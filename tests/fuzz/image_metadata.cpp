@@ -1,6 +1,6 @@
 // Exif data, class numbers, labels in JSON, and the names of an archive's members.
-#include "dtopp/data/images/decode_picture.h"
 #include "dtopp/data/images/image_source.h"
+#include "dtopp/data/images/picture.h"
 #include "dtopp/data/text/unicode.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -1,4 +1,6 @@
 // A shard of prepared images under facts of each kind, and its first samples.
+#include <memory>
+
 #include "dtopp/data/images/image_data.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -15,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   facts.has_flipped = (options & 4) != 0;
   const auto path = fuzz::write_scratch("images.safetensors", input.rest());
   fuzz::accepts([&] {
-    const data::ImageShard shard(path, facts);
+    const data::ImageShard shard(path, std::make_shared<data::ImageFacts>(facts));
     std::vector<uint8_t> pixels(facts.shape.elements());
     std::vector<float> latent(facts.shape.elements()), text(4);
     for (uint64_t i = 0; i < std::min<uint64_t>(shard.images(), 4); ++i) {

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/json.h"
-#include "dtopp/data/images/image_facts.h"
+#include "dtopp/data/images/image_data.h"
 #include "dtopp/data/text/token_file.h"
 #include "tests/fuzz/fuzz.h"
 

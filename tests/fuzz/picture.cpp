@@ -1,5 +1,6 @@
 // JPEG, PNG and WebP files. A decoded picture has the size that its header declares.
-#include "dtopp/data/images/decode_picture.h"
+#include "dtopp/data/images/picture.h"
+
 #include "tests/fuzz/fuzz.h"
 
 using namespace dtopp;

@@ -42,10 +42,11 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::accepts([&] { read_lines(path, text, {.separator = separator}, json || separator.empty()); });
   fuzz::accepts([&] { read_lines(path, text, {.max_bytes = 20, .separator = separator}, false); });
   fuzz::accepts([&] {
-    data::TextReader reader(path);
-    for (std::string document; reader.next(document);)
-      fuzz::require(!document.empty() && !data::find_invalid_utf8(document),
-                    "a document is UTF-8 and not empty");
+    data::LineReader lines(path);
+    data::DocumentParser parser;
+    for (std::string line; lines.next(line);)
+      fuzz::require(!data::find_invalid_utf8(parser.parse(path, lines.line_number(), line)),
+                    "a document is UTF-8");
   });
   return 0;
 }

@@ -42,7 +42,8 @@ TEST(InferenceModel, of_another_configuration_is_refused) {
   checkpoint::CheckpointContents other;
   other.config_yaml = config::to_yaml(config);
   other.state.step = 9;
-  const checkpoint::Checkpoint checkpoint(checkpoint::save_checkpoint(scratch.path(), other, 0),
+  checkpoint::OneProcess alone;
+  const checkpoint::Checkpoint checkpoint(checkpoint::save_checkpoint(scratch.path(), other, 0, alone),
                                           checkpoint::CheckpointUse::kInference);
   EXPECT_THAT(error_of<CheckpointError>([&] { load_inference_model(checkpoint); }), HasSubstr("no tensor"));
   load_inference_model(checkpoint::Checkpoint(path, checkpoint::CheckpointUse::kInference));

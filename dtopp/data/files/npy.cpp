@@ -56,6 +56,27 @@ uint64_t header_size(ByteReader& reader) {
   return size;
 }
 
+constexpr uint64_t kNpyAlignment = 64;
+constexpr size_t kNpyPrefix = 10;  // bytes of the magic string, the version and the header's length
+
+uint64_t size_of(const std::string& dtype) {
+  if (dtype == "|u1") return 1;
+  if (dtype == "<f4") return 4;
+  if (dtype == "<i8") return 8;
+  throw std::invalid_argument("NpzWriter: dtype " + dtype);
+}
+
+// Returns a header of version 1.0 of numpy.lib.format.
+std::string npy_header(const std::string& dtype, const std::vector<int64_t>& shape) {
+  std::string header = "{'descr': '" + dtype + "', 'fortran_order': False, 'shape': (";
+  for (const int64_t size : shape) header += std::to_string(size) + ",";
+  header += "), }";
+  while ((kNpyPrefix + header.size() + 1) % kNpyAlignment != 0) header += ' ';
+  header += '\n';
+  const auto low = static_cast<char>(header.size() & 0xff), high = static_cast<char>(header.size() >> 8);
+  return std::string("\x93NUMPY\x01\x00", 8) + low + high + header;
+}
+
 }  // namespace
 
 std::vector<std::byte> read_npy_beginning(const Descriptor& file) {
@@ -82,39 +103,13 @@ NpyHeader read_npy_header(ByteReader& reader) {
 void require_npy_bytes(const ByteReader& reader, const std::vector<int64_t>& shape, uint64_t element_bytes,
                        uint64_t remaining) {
   uint64_t count = 1;
-  for (const int64_t side : shape) {
+  for (const int64_t side : shape)
     if (__builtin_mul_overflow(count, static_cast<uint64_t>(side), &count)) reader.fail("its size overflows");
-  }
   if (count > remaining / element_bytes)
     reader.fail("needs ", count, " x ", element_bytes, " bytes, has ", remaining);
   if (count * element_bytes != remaining)
     reader.fail(remaining - count * element_bytes, " bytes follow the array of ", count);
 }
-
-namespace {
-
-constexpr uint64_t kNpyAlignment = 64;
-constexpr size_t kNpyPrefix = 10;  // bytes of the magic string, the version and the header's length
-
-uint64_t size_of(const std::string& dtype) {
-  if (dtype == "|u1") return 1;
-  if (dtype == "<f4") return 4;
-  if (dtype == "<i8") return 8;
-  throw std::invalid_argument("NpzWriter: dtype " + dtype);
-}
-
-// Returns a header of version 1.0 of numpy.lib.format.
-std::string npy_header(const std::string& dtype, const std::vector<int64_t>& shape) {
-  std::string header = "{'descr': '" + dtype + "', 'fortran_order': False, 'shape': (";
-  for (const int64_t size : shape) header += std::to_string(size) + ",";
-  header += "), }";
-  while ((kNpyPrefix + header.size() + 1) % kNpyAlignment != 0) header += ' ';
-  header += '\n';
-  const auto low = static_cast<char>(header.size() & 0xff), high = static_cast<char>(header.size() >> 8);
-  return std::string("\x93NUMPY\x01\x00", 8) + low + high + header;
-}
-
-}  // namespace
 
 NpzWriter::NpzWriter(OutputFile& file) : file_(file), zip_(archive_write_new()) {
   if (zip_ == nullptr) throw std::bad_alloc();

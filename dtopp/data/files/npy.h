@@ -12,7 +12,6 @@
 #include <sys/types.h>
 
 #include "dtopp/base/byte_reader.h"
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/files.h"
 
 struct archive;

@@ -55,8 +55,6 @@ class OrderedWorkers {
   }
   // Waits for calls in progress and discards the remaining items.
   ~OrderedWorkers() { close(); }
-  OrderedWorkers(const OrderedWorkers&) = delete;
-  OrderedWorkers& operator=(const OrderedWorkers&) = delete;
 
   // Returns the next result in order, or nullopt at the end. Rethrows the exception that `source` or `work`
   // threw for this item. Later items can be taken after an exception of `work`; one of `source` is the end.

@@ -11,7 +11,6 @@
 namespace dtopp::data {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 constexpr char kProgressName[] = "progress.json";
@@ -30,8 +29,7 @@ bool have_same_bytes(const JsonFields& a, const JsonFields& b) {
   return a.count("size") == b.count("size") && a.text("xxh3_128") == b.text("xxh3_128");
 }
 
-// Returns how the job `now` differs from the job that made a folder; "" if they agree. Sources agree if their
-// bytes do; with `names_suffice`, also if their names do.
+// Returns how the job `now` differs from the job that made a folder; "" if they agree.
 std::string job_difference(const JsonFields& there, const JsonFields& now, const std::string& prefix,
                            bool names_suffice) {
   const nlohmann::json before = parse_json(there.dump(), "job"), after = parse_json(now.dump(), "job");
@@ -92,9 +90,9 @@ void ResumableFolder::require_ours() const {
 }
 
 std::string ResumableFolder::difference_from(const Manifest& record, const char* name,
-                                             Sources sources) const {
+                                             bool names_suffice) const {
   return job_difference(JsonFields(record.about, (path_ / name).string()).object("job"),
-                        JsonFields(job_, "job"), kind_.setting_prefix, sources == Sources::kSameNames);
+                        JsonFields(job_, "job"), kind_.setting_prefix, names_suffice);
 }
 
 void ResumableFolder::refuse_other_job(const std::string& difference) const {
@@ -105,7 +103,7 @@ void ResumableFolder::find_complete() {
   require_ours();
   if (!is_there(path_ / kManifestName)) return;
   Manifest manifest = with_remedy([&] { return read_manifest(path_, kind_.manifest_format); });
-  refuse_other_job(difference_from(manifest, kManifestName, Sources::kSameBytes));
+  refuse_other_job(difference_from(manifest, kManifestName, false));
   with_remedy([&] { verify_content(path_, manifest.files); });
   complete_ = std::move(manifest);
 }
@@ -122,10 +120,10 @@ std::optional<Manifest> ResumableFolder::begin() {
   std::optional<Manifest> progress;
   if (has_progress()) {
     progress = with_remedy([&] { return read_manifest(path_, kind_.progress_format, kProgressName); });
-    const std::string difference = difference_from(*progress, kProgressName, Sources::kSameBytes);
+    const std::string difference = difference_from(*progress, kProgressName, false);
     const auto holds_bytes = [](const auto& file) { return file.second.size > 0; };
     if (!difference.empty() && std::ranges::any_of(progress->files, holds_bytes)) {
-      refuse_other_job(difference_from(*progress, kProgressName, Sources::kSameNames));
+      refuse_other_job(difference_from(*progress, kProgressName, true));
       restart_reason_ = difference;
     }
     if (!difference.empty()) progress.reset();

@@ -14,7 +14,6 @@
 // folder is empty except for .lock and the temporary file of a first record whose write was interrupted.
 #pragma once
 
-#include <filesystem>
 #include <new>
 #include <optional>
 #include <string>
@@ -44,14 +43,14 @@ struct InputSource {
 };
 
 // Throws DataError if a preparation of this kind did not finish the folder.
-void require_finished(const std::filesystem::path& folder, const FolderKind& kind);
+void require_finished(const fs::path& folder, const FolderKind& kind);
 
 class ResumableFolder {
  public:
   // Checks the folder without a lock, so that a finished folder on a read-only file system is accepted too.
   // Changes nothing. Throws UsageError if a file does not belong to a preparation of this kind or if another
   // job made the folder; DataError if a file of a complete folder is damaged.
-  ResumableFolder(std::filesystem::path path, FolderKind kind, nlohmann::ordered_json settings,
+  ResumableFolder(fs::path path, FolderKind kind, nlohmann::ordered_json settings,
                   const std::vector<InputSource>& sources);
 
   const std::optional<Manifest>& complete() const { return complete_; }
@@ -68,21 +67,20 @@ class ResumableFolder {
   // Writes manifest.json, which marks the folder as complete, and removes what only an unfinished folder
   // needs.
   void finish(nlohmann::ordered_json about, const ManifestFiles& files) const;
-  const std::filesystem::path& path() const { return path_; }
 
  private:
-  enum class Sources { kSameBytes, kSameNames };
-
   bool has_progress() const;
   void require_ours() const;
   void refuse_other_job(const std::string& difference) const;
-  std::string difference_from(const Manifest& record, const char* name, Sources sources) const;
+  // How the job of a record differs; "" if it agrees. Sources agree if their bytes do; with `names_suffice`,
+  // also if their names do.
+  std::string difference_from(const Manifest& record, const char* name, bool names_suffice) const;
   void find_complete();
   void remove_temporaries() const;
   void clear_up() const;
   std::string with_job(nlohmann::ordered_json about) const;
 
-  std::filesystem::path path_;
+  fs::path path_;
   FolderKind kind_;
   std::string job_;  // JSON
   std::optional<Manifest> complete_;

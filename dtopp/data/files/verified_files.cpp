@@ -15,8 +15,6 @@
 namespace dtopp::data {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr char kVerifiedFormat[] = "dtopp verified files 2";
 constexpr int64_t kNanoseconds = 1'000'000'000;
 // The resolution of a file system's times may be two seconds. If a file changed more recently, a later change
@@ -84,19 +82,11 @@ void write_record(const fs::path& folder, const VerifiedFiles& files) {
   }
 }
 
-}  // namespace
-
-Manifest read_verified_manifest(const fs::path& folder, const std::string& format, Verify verify) {
-  return with_remedy([&] {
-    Manifest manifest = read_manifest(folder, format);
-    if (verify == Verify::kSizes)
-      verify_sizes(folder, manifest.files);
-    else
-      verify_files(folder, manifest.files, /*also_known=*/verify == Verify::kAll);
-    return manifest;
-  });
-}
-
+// Throws DataError, naming the first file, if a size or checksum differs from the manifest.
+//
+// Recorded files that have not changed since are read only if `also_known`. The files that were read are
+// added to the record. If the record cannot be written, or a file that dtopp did not write has its name, the
+// files are read again next time.
 void verify_files(const fs::path& folder, const ManifestFiles& files, bool also_known) {
   verify_sizes(folder, files);
   const VerifiedFiles before = read_record(folder);
@@ -113,6 +103,19 @@ void verify_files(const fs::path& folder, const ManifestFiles& files, bool also_
     if (unchanged || (now && now->text == identity->text)) verified[name] = {content, identity->text};
   }
   if (verified != before) write_record(folder, verified);
+}
+
+}  // namespace
+
+Manifest read_verified_manifest(const fs::path& folder, const std::string& format, Verify verify) {
+  return with_remedy([&] {
+    Manifest manifest = read_manifest(folder, format);
+    if (verify == Verify::kSizes)
+      verify_sizes(folder, manifest.files);
+    else
+      verify_files(folder, manifest.files, /*also_known=*/verify == Verify::kAll);
+    return manifest;
+  });
 }
 
 }  // namespace dtopp::data

@@ -6,7 +6,6 @@
 // ctime.
 #pragma once
 
-#include <filesystem>
 #include <string>
 
 #include "dtopp/base/manifest.h"
@@ -24,14 +23,6 @@ enum class Verify {
 
 // Reads the manifest in `folder` and compares the files with it. Throws DataError, naming the file and the
 // remedy, if the manifest or a file is missing or damaged.
-Manifest read_verified_manifest(const std::filesystem::path& folder, const std::string& format,
-                                Verify verify);
-
-// Throws DataError, naming the first file, if a size or checksum differs from the manifest.
-//
-// Recorded files that have not changed since are read only if `also_known`. The files that were read are
-// added to the record. If the record cannot be written, or a file that dtopp did not write has its name, the
-// files are read again next time.
-void verify_files(const std::filesystem::path& folder, const ManifestFiles& files, bool also_known);
+Manifest read_verified_manifest(const fs::path& folder, const std::string& format, Verify verify);
 
 }  // namespace dtopp::data

@@ -3,27 +3,20 @@
 #include <utility>
 
 #include "dtopp/base/byte_reader.h"
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
 #include "dtopp/data/files/npy.h"
 #include "dtopp/data/images/image_source.h"
 
 namespace dtopp::data {
 namespace {
 
-namespace fs = std::filesystem;
-
-struct NpyDtype {
-  std::string_view descr;
-  std::string_view name;
-  uint64_t size;
-};
-
-NpyDtype dtype_of(std::string_view descr, const ByteReader& reader) {
-  constexpr std::array<NpyDtype, 3> kDtypes{{{"'<f4'", "F32", 4}, {"'<f2'", "F16", 2}, {"'|u1'", "U8", 1}}};
-  for (const NpyDtype& dtype : kDtypes) {
-    if (descr == dtype.descr) return dtype;
-  }
+// The name in safetensors of a dtype in the header of a .npy file.
+std::string dtype_of(std::string_view descr, const ByteReader& reader) {
+  constexpr std::array<std::pair<std::string_view, const char*>, 3> kDtypes{
+      {{"'<f4'", "F32"}, {"'<f2'", "F16"}, {"'|u1'", "U8"}}};
+  for (const auto& [known, name] : kDtypes)
+    if (descr == known) return name;
   reader.fail("dtype ", descr.substr(0, 40), " is not supported; save float32, float16 or uint8");
 }
 
@@ -33,11 +26,11 @@ TensorPlace read_npy_place(std::span<const std::byte> beginning, uint64_t file_b
   ByteReader reader(beginning, what);
   if (!begins_as_npy(beginning)) reader.fail("not a .npy file");
   const NpyHeader header = read_npy_header(reader);
-  const NpyDtype dtype = dtype_of(header.descr, reader);
+  const std::string dtype = dtype_of(header.descr, reader);
   if (header.fortran_order) reader.fail("is in Fortran order; save it in C order");
   const uint64_t begin = reader.offset();
-  require_npy_bytes(reader, header.shape, dtype.size, file_bytes - begin);
-  return {"", std::string(dtype.name), header.shape, begin, file_bytes - begin};
+  require_npy_bytes(reader, header.shape, element_bytes(dtype), file_bytes - begin);
+  return {"", dtype, header.shape, begin, file_bytes - begin};
 }
 
 // Reads samples as rows of the tensors in one .npy or .safetensors file.
@@ -138,8 +131,7 @@ class ArraySource : public ImageSource {
   std::optional<Descriptor> npy_;
   std::optional<SafetensorsReader> safetensors_;
   std::optional<TensorPlace> samples_, flipped_, labels_, text_;
-  int64_t count_ = 0;
-  int64_t next_ = 0;
+  int64_t count_ = 0, next_ = 0;
 };
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include "dtopp/data/images/decode_picture.h"
-
 #include <algorithm>
 #include <csetjmp>
 #include <cstdio>
@@ -16,8 +14,8 @@
 #include <webp/decode.h>
 #include <webp/demux.h>
 
-#include "dtopp/base/byte_reader.h"
 #include "dtopp/base/errors.h"
+#include "dtopp/data/images/picture.h"
 
 // jerror.h must follow jpeglib.h.
 
@@ -30,88 +28,13 @@ struct RawPicture {
   int orientation = 1;  // the orientation in the Exif data, 1 to 8
 };
 
-constexpr uint16_t kOrientationTag = 0x0112;
-constexpr uint16_t kShort = 3;
-
-// Reads the integers of a TIFF file in either byte order.
-class TiffReader {
- public:
-  explicit TiffReader(std::span<const std::byte> bytes) : bytes_(bytes), reader_(bytes, "Exif") {
-    const auto order = reader_.take_text(2);
-    if (order != "II" && order != "MM") reader_.fail("neither II nor MM");
-    swap_ = order == "MM";
-    if (u16() != 42) reader_.fail("not TIFF");
-  }
-  uint16_t u16() { return swap_ ? __builtin_bswap16(reader_.read<uint16_t>()) : reader_.read<uint16_t>(); }
-  uint32_t u32() { return swap_ ? __builtin_bswap32(reader_.read<uint32_t>()) : reader_.read<uint32_t>(); }
-  void seek(uint64_t offset) {
-    reader_ = ByteReader(bytes_, "Exif");
-    reader_.take(offset);
-  }
-
- private:
-  std::span<const std::byte> bytes_;
-  ByteReader reader_;
-  bool swap_ = false;
-};
-
-int read_orientation(std::span<const std::byte> tiff) {
-  TiffReader reader(tiff);
-  reader.seek(reader.u32());
-  const int entries = reader.u16();
-  for (int i = 0; i < entries; ++i) {
-    const uint16_t tag = reader.u16(), type = reader.u16();
-    reader.u32();  // number of values
-    const uint16_t value = reader.u16();
-    reader.u16();  // the other half of the four-byte value field
-    if (tag == kOrientationTag && type == kShort) return value;
-  }
-  return 1;
-}
-
-}  // namespace
-
-int exif_orientation(std::span<const std::byte> exif) {
-  constexpr std::string_view kPrefix("Exif\0\0", 6);
-  const std::string_view text(reinterpret_cast<const char*>(exif.data()), exif.size());
-  if (text.starts_with(kPrefix)) exif = exif.subspan(kPrefix.size());
-  try {
-    const int orientation = read_orientation(exif);
-    return orientation >= 1 && orientation <= 8 ? orientation : 1;
-  } catch (const DataError&) {
-    return 1;
-  }
-}
-
-Picture turn_upright(Picture picture, int orientation) {
-  if (orientation == 1) return picture;
-  // `swap`: rows and columns are exchanged. `from_bottom`, `from_right`: the upright row or column counts
-  // from the far end.
-  const bool swap = orientation >= 5;
-  const bool from_bottom = orientation == 3 || orientation == 4 || orientation == 7 || orientation == 8;
-  const bool from_right = orientation == 2 || orientation == 3 || orientation == 6 || orientation == 7;
-  const int height = swap ? picture.width : picture.height, width = swap ? picture.height : picture.width;
-  Picture turned(height, width, picture.channels);
-  const auto channels = static_cast<size_t>(picture.channels);
-  for (int y = 0; y < height; ++y) {
-    uint8_t* out = turned.row(y);
-    const int v = from_bottom ? height - 1 - y : y;
-    for (int x = 0; x < width; ++x, out += channels) {
-      const int h = from_right ? width - 1 - x : x;
-      const uint8_t* in = picture.row(swap ? h : v) + static_cast<size_t>(swap ? v : h) * channels;
-      std::memcpy(out, in, channels);
-    }
-  }
-  return turned;
-}
-
-namespace {
-
-// A big-endian number of `size` bytes; nullopt if the file has fewer.
-std::optional<uint64_t> number_at(std::span<const std::byte> file, size_t at, size_t size) {
+// A big-endian number of `size` bytes, or a little-endian one; nullopt if the file has fewer.
+std::optional<uint64_t> number_at(std::span<const std::byte> file, size_t at, size_t size,
+                                  bool little_endian = false) {
   if (at > file.size() || size > file.size() - at) return std::nullopt;
   uint64_t value = 0;
-  for (const std::byte byte : file.subspan(at, size)) value = value << 8 | static_cast<uint64_t>(byte);
+  for (size_t i = 0; i < size; ++i)
+    value = value << 8 | static_cast<uint64_t>(file[at + (little_endian ? size - 1 - i : i)]);
   return value;
 }
 
@@ -136,22 +59,6 @@ std::optional<uint64_t> jpeg_pixels(std::span<const std::byte> file) {
     at += 2 + *length;
   }
 }
-
-}  // namespace
-
-std::optional<uint64_t> declared_pixels(std::span<const std::byte> beginning) {
-  const std::string_view text(reinterpret_cast<const char*>(beginning.data()), beginning.size());
-  if (text.starts_with("\xff\xd8")) return jpeg_pixels(beginning);
-  if (text.starts_with("\x89PNG\r\n\x1a\n"))
-    return number_at(beginning, 16, 4).value_or(0) * number_at(beginning, 20, 4).value_or(0);
-  int width = 0, height = 0;
-  if (text.starts_with("RIFF") &&
-      WebPGetInfo(reinterpret_cast<const uint8_t*>(beginning.data()), beginning.size(), &width, &height) != 0)
-    return static_cast<uint64_t>(width) * static_cast<uint64_t>(height);
-  return 0;
-}
-
-namespace {
 
 // Limits of decoding time: a small progressive file may hold thousands of scans, and each scan is a pass over
 // all pixels. Photographs have about ten.
@@ -365,13 +272,6 @@ RawPicture decode_png(std::span<const std::byte> file) {
   return std::move(reader.out);
 }
 
-struct FreeDemuxer {
-  void operator()(WebPDemuxer* demuxer) const { WebPDemuxDelete(demuxer); }
-};
-struct FreeDecoder {
-  void operator()(WebPAnimDecoder* decoder) const { WebPAnimDecoderDelete(decoder); }
-};
-
 [[noreturn]] void fail_webp() { throw DataError("damaged WebP"); }
 
 // Decodes the first frame onto its canvas. Pixels outside the frame are black.
@@ -379,7 +279,8 @@ void decode_animation(const WebPData& data, Picture& picture) {
   WebPAnimDecoderOptions options;
   if (WebPAnimDecoderOptionsInit(&options) == 0) throw std::bad_alloc();
   options.use_threads = 0;
-  const std::unique_ptr<WebPAnimDecoder, FreeDecoder> decoder(WebPAnimDecoderNew(&data, &options));
+  const std::unique_ptr<WebPAnimDecoder, decltype([](auto* d) { WebPAnimDecoderDelete(d); })> decoder(
+      WebPAnimDecoderNew(&data, &options));
   uint8_t* rgba = nullptr;
   int time = 0;
   if (!decoder || WebPAnimDecoderGetNext(decoder.get(), &rgba, &time) == 0) fail_webp();
@@ -398,7 +299,8 @@ int read_webp_orientation(const WebPDemuxer* demuxer) {
 
 RawPicture decode_webp(std::span<const std::byte> file) {
   const WebPData data{reinterpret_cast<const uint8_t*>(file.data()), file.size()};
-  const std::unique_ptr<WebPDemuxer, FreeDemuxer> demuxer(WebPDemux(&data));  // null also if it is truncated
+  // Null also if the file is truncated.
+  const std::unique_ptr<WebPDemuxer, decltype([](auto* d) { WebPDemuxDelete(d); })> demuxer(WebPDemux(&data));
   if (!demuxer) fail_webp();
   const auto height = WebPDemuxGetI(demuxer.get(), WEBP_FF_CANVAS_HEIGHT);
   const auto width = WebPDemuxGetI(demuxer.get(), WEBP_FF_CANVAS_WIDTH);
@@ -428,18 +330,6 @@ PictureFormat format_of(std::span<const std::byte> file) {
   throw DataError("is neither JPEG nor PNG nor WebP");
 }
 
-RawPicture decode_format(std::span<const std::byte> file, PictureFormat format) {
-  switch (format) {
-    case PictureFormat::kJpeg:
-      return decode_jpeg(file);
-    case PictureFormat::kPng:
-      return decode_png(file);
-    case PictureFormat::kWebp:
-      break;
-  }
-  return decode_webp(file);
-}
-
 Picture gray_to_rgb(const Picture& gray) {
   Picture rgb(gray.height, gray.width, 3);
   for (size_t i = 0; i < gray.pixels.size(); ++i) std::fill_n(rgb.pixels.data() + 3 * i, 3, gray.pixels[i]);
@@ -459,6 +349,61 @@ Picture rgb_to_gray(const Picture& rgb) {
 
 }  // namespace
 
+int exif_orientation(std::span<const std::byte> exif) {
+  constexpr std::string_view kPrefix("Exif\0\0", 6);
+  constexpr uint64_t kMagic = 42, kOrientationTag = 0x0112, kShort = 3, kEntryBytes = 12;
+  const auto text = [&] { return std::string_view(reinterpret_cast<const char*>(exif.data()), exif.size()); };
+  if (text().starts_with(kPrefix)) exif = exif.subspan(kPrefix.size());
+  const bool little_endian = text().starts_with("II");
+  const auto number = [&](size_t at, size_t size) { return number_at(exif, at, size, little_endian); };
+  if ((!little_endian && !text().starts_with("MM")) || number(2, 2) != kMagic) return 1;
+  const uint64_t directory = number(4, 4).value_or(exif.size());
+  const uint64_t entries = number(directory, 2).value_or(0);
+  for (uint64_t i = 0; i < entries; ++i) {
+    // Its tag, type, number of values and, in four bytes, the value.
+    const uint64_t entry = directory + 2 + kEntryBytes * i;
+    if (entry + kEntryBytes > exif.size()) return 1;
+    if (number(entry, 2) != kOrientationTag || number(entry + 2, 2) != kShort) continue;
+    const uint64_t orientation = *number(entry + 8, 2);
+    return orientation >= 1 && orientation <= 8 ? static_cast<int>(orientation) : 1;
+  }
+  return 1;
+}
+
+Picture turn_upright(Picture picture, int orientation) {
+  if (orientation == 1) return picture;
+  // `swap`: rows and columns are exchanged. `from_bottom`, `from_right`: the upright row or column counts
+  // from the far end.
+  const bool swap = orientation >= 5;
+  const bool from_bottom = orientation == 3 || orientation == 4 || orientation == 7 || orientation == 8;
+  const bool from_right = orientation == 2 || orientation == 3 || orientation == 6 || orientation == 7;
+  const int height = swap ? picture.width : picture.height, width = swap ? picture.height : picture.width;
+  Picture turned(height, width, picture.channels);
+  const auto channels = static_cast<size_t>(picture.channels);
+  for (int y = 0; y < height; ++y) {
+    uint8_t* out = turned.row(y);
+    const int v = from_bottom ? height - 1 - y : y;
+    for (int x = 0; x < width; ++x, out += channels) {
+      const int h = from_right ? width - 1 - x : x;
+      const uint8_t* in = picture.row(swap ? h : v) + static_cast<size_t>(swap ? v : h) * channels;
+      std::memcpy(out, in, channels);
+    }
+  }
+  return turned;
+}
+
+std::optional<uint64_t> declared_pixels(std::span<const std::byte> beginning) {
+  const std::string_view text(reinterpret_cast<const char*>(beginning.data()), beginning.size());
+  if (text.starts_with("\xff\xd8")) return jpeg_pixels(beginning);
+  if (text.starts_with("\x89PNG\r\n\x1a\n"))
+    return number_at(beginning, 16, 4).value_or(0) * number_at(beginning, 20, 4).value_or(0);
+  int width = 0, height = 0;
+  if (text.starts_with("RIFF") &&
+      WebPGetInfo(reinterpret_cast<const uint8_t*>(beginning.data()), beginning.size(), &width, &height) != 0)
+    return static_cast<uint64_t>(width) * static_cast<uint64_t>(height);
+  return 0;
+}
+
 void require_size(uint64_t height, uint64_t width) {
   if (height == 0 || width == 0) throw DataError("has no pixels");
   if (height > kMaxSide || width > kMaxSide || height * width > kMaxPixels)
@@ -467,7 +412,9 @@ void require_size(uint64_t height, uint64_t width) {
 
 DecodedPicture decode_picture(std::span<const std::byte> file, int channels) {
   const PictureFormat format = format_of(file);
-  RawPicture raw = decode_format(file, format);
+  RawPicture raw = format == PictureFormat::kJpeg  ? decode_jpeg(file)
+                   : format == PictureFormat::kPng ? decode_png(file)
+                                                   : decode_webp(file);
   Picture picture = std::move(raw.picture);
   if (picture.channels != channels) picture = channels == 3 ? gray_to_rgb(picture) : rgb_to_gray(picture);
   return {turn_upright(std::move(picture), raw.orientation), format, raw.orientation != 1};

@@ -10,11 +10,12 @@
 #include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
-#include "dtopp/data/images/decode_picture.h"
+#include "dtopp/data/images/picture.h"
 
 namespace dtopp::data {
-ImageShard::ImageShard(const std::filesystem::path& path, const ImageFacts& facts)
-    : facts_(facts), path_(path), file_(path) {
+ImageShard::ImageShard(const fs::path& path, std::shared_ptr<const ImageFacts> all_facts)
+    : facts_(std::move(all_facts)), path_(path), file_(path) {
+  const ImageFacts& facts = *facts_;
   const std::vector<int64_t> shape = {facts.shape.channels, facts.shape.height, facts.shape.width};
   switch (facts.kind) {
     case ImageKind::kPixels:
@@ -44,10 +45,9 @@ const TensorPlace& ImageShard::tensor(const std::string& name, const std::string
 }
 
 void ImageShard::count(uint64_t images) {
-  if (is_counted_ && images != images_)
-    fail("its tensors hold " + std::to_string(images_) + " and " + std::to_string(images) + " samples");
+  if (images_ && images != *images_)
+    fail("its tensors hold " + std::to_string(*images_) + " and " + std::to_string(images) + " samples");
   images_ = images;
-  is_counted_ = true;
 }
 
 const TensorPlace* ImageShard::of_samples(const std::string& name, const std::string& dtype,
@@ -87,21 +87,21 @@ std::vector<std::byte> ImageShard::piece(const TensorPlace& rows, const TensorPl
 }
 
 int64_t ImageShard::label(uint64_t index) const {
-  if (facts_.classes.empty()) return -1;
+  if (facts_->classes.empty()) return -1;
   const int64_t label = integer(*labels_, index);
-  if (label < 0 || label >= static_cast<int64_t>(facts_.classes.size()))
+  if (label < 0 || label >= static_cast<int64_t>(facts_->classes.size()))
     fail(index, "label " + std::to_string(label) + " is none of the " +
-                    std::to_string(facts_.classes.size()) + " classes");
+                    std::to_string(facts_->classes.size()) + " classes");
   return label;
 }
 
 void ImageShard::pixels(uint64_t index, std::span<uint8_t> out) const {
-  if (facts_.kind == ImageKind::kPixels) {
+  if (facts_->kind == ImageKind::kPixels) {
     file_.read(*samples_, index * out.size(), std::as_writable_bytes(out));
     return;
   }
   const std::vector<std::byte> file = piece(*samples_, *offsets_, 1, index);
-  const ImageShape& shape = facts_.shape;
+  const ImageShape& shape = facts_->shape;
   try {
     const Picture picture = decode_picture(file, static_cast<int>(shape.channels)).picture;
     if (ImageShape{picture.channels, picture.height, picture.width} != shape)
@@ -113,17 +113,17 @@ void ImageShard::pixels(uint64_t index, std::span<uint8_t> out) const {
 }
 
 void ImageShard::latent(uint64_t index, bool flipped, std::span<float> out) const {
-  const uint64_t size = out.size() * size_of(facts_.latent_type);
-  widen(facts_.latent_type, read(flipped ? *flipped_ : *samples_, index * size, size), out);
+  const uint64_t size = out.size() * size_of(facts_->latent_type);
+  widen(facts_->latent_type, read(flipped ? *flipped_ : *samples_, index * size, size), out);
 }
 
 int64_t ImageShard::text(uint64_t index, std::span<float> out) const {
-  if (facts_.text_size == 0) return 0;
-  const uint64_t row = static_cast<uint64_t>(facts_.text_size) * size_of(facts_.text_type);
+  if (facts_->text_size == 0) return 0;
+  const uint64_t row = static_cast<uint64_t>(facts_->text_size) * size_of(facts_->text_type);
   const std::vector<std::byte> bytes = piece(*text_, *text_offsets_, row, index);
   const auto length = static_cast<int64_t>(bytes.size() / row);
-  if (length > facts_.text_length) fail(index, "its text is longer than the manifest allows");
-  widen(facts_.text_type, bytes, out.first(static_cast<size_t>(length * facts_.text_size)));
+  if (length > facts_->text_length) fail(index, "its text is longer than the manifest allows");
+  widen(facts_->text_type, bytes, out.first(static_cast<size_t>(length * facts_->text_size)));
   return length;
 }
 
@@ -135,25 +135,28 @@ void ImageShard::fail(uint64_t index, const std::string& cause) const {
 
 namespace {
 
-namespace fs = std::filesystem;
+struct ImageFolder {
+  std::shared_ptr<const ImageFacts> facts;
+  std::string hash;
+  std::vector<ImageShard> shards;
+};
 
 ImageFolder open_folder(const fs::path& path, Verify verify) {
   if (!is_there(path))
     throw DataError(path, ": no such folder; make it (dtopp prepare images SOURCES --output ", path, ")");
   require_finished(path, image_folder_kind());
   const Manifest manifest = read_verified_manifest(path, kImageDataFormat, verify);
-  ImageFolder folder{std::make_unique<ImageFacts>(read_image_facts(manifest, path / kManifestName)),
+  ImageFolder folder{std::make_shared<ImageFacts>(read_image_facts(manifest, path / kManifestName)),
                      hash_of(manifest.files),
                      {}};
   uint64_t images = 0;
   for (const auto& [name, unused] : manifest.files) {  // in the order of their names
-    folder.shards.emplace_back(path / name, *folder.facts);
+    folder.shards.emplace_back(path / name, folder.facts);
     images += folder.shards.back().images();
   }
-  for (const fs::path& file : list_directory(path)) {
+  for (const fs::path& file : list_directory(path))
     if (file.extension() == ".safetensors" && !manifest.files.contains(file.filename().string()))
       throw DataError(file, ": not in this folder's manifest.json; move it elsewhere");
-  }
   if (images != folder.facts->images)
     throw DataError((path / kManifestName).string(), ": counts ", folder.facts->images,
                     " images, but the files hold ", images);
@@ -162,13 +165,12 @@ ImageFolder open_folder(const fs::path& path, Verify verify) {
 }
 
 ImageLayout layout_of(const ImageFacts& facts) {
-  ImageLayout layout;
-  layout.is_latent = facts.kind == ImageKind::kLatents;
-  layout.shape = facts.shape;
-  layout.classes = facts.classes;
-  layout.has_flipped = facts.has_flipped;
-  layout.text_size = facts.text_size;
-  layout.text_length = facts.text_length;
+  ImageLayout layout{facts.kind == ImageKind::kLatents,
+                     facts.shape,
+                     facts.classes,
+                     facts.has_flipped,
+                     facts.text_size,
+                     facts.text_length};
   if (!facts.job.scale.empty()) layout.scale = facts.job.scale;
   if (!facts.job.shift.empty()) layout.shift = facts.job.shift;
   return layout;
@@ -180,33 +182,132 @@ std::string describe_shape(const ImageLayout& layout) {
          " x " + std::to_string(shape.height) + " x " + std::to_string(shape.width);
 }
 
+constexpr char kPixels[] = "pixels", kLatents[] = "latents";
+// Limits that keep products of sizes from overflowing.
+constexpr int64_t kLargestSide = int64_t{1} << 16;
+constexpr int64_t kLargestText = int64_t{1} << 24;
+
+ImageShape read_shape(const JsonFields& fields) {
+  const std::vector<double> sizes = fields.numbers("shape");
+  if (sizes.size() != 3) fields.fail("shape", "must be [channels, height, width]");
+  for (const double size : sizes)
+    if (!(size >= 1 && size <= static_cast<double>(kLargestSide)) || size != static_cast<int64_t>(size))
+      fields.fail("shape", "a size is not a whole number from 1 to ", kLargestSide);
+  return {static_cast<int64_t>(sizes[0]), static_cast<int64_t>(sizes[1]), static_cast<int64_t>(sizes[2])};
+}
+
+// Reads one number, or one per channel.
+std::vector<double> of_channels(const JsonFields& fields, const std::string& key, int64_t channels) {
+  std::vector<double> numbers = fields.numbers(key);
+  if (numbers.size() != 1 && numbers.size() != static_cast<size_t>(channels))
+    fields.fail(key, "must be one number or one per channel");
+  return numbers;
+}
+
+using nlohmann::ordered_json;
+
+// The value that the member names. `names` lists all names in an error.
+template <class Enum>
+Enum named(const JsonFields& object, const std::string& key, const char* names) {
+  const std::string name = object.text(key);
+  const auto value = enum_named<Enum>(name);
+  if (!value) object.fail(key, "\"", name, "\" is not ", names);
+  return *value;
+}
+
+FloatType float_type(const JsonFields& object) {
+  return named<FloatType>(object, "dtype", "F32, F16 or BF16");
+}
+
+ImageJob read_job(const JsonFields& about) {
+  ImageJob job{about.integer("size", 0, kLargestSide), about.integer("channels", 1, kLargestSide), {}, {}};
+  if (about.has("scale")) job.scale = about.numbers("scale");
+  if (about.has("shift")) job.shift = about.numbers("shift");
+  return job;
+}
+
 }  // namespace
+
+FolderKind image_folder_kind() {
+  FolderKind kind{kImageDataFormat, kImageRecordFormat, {}, {}, "--"};
+  for (const char* name :
+       {"images", "bytes", "offsets", "latents", "latents_flip", "labels", "text", "text_offsets"})
+    kind.unlisted.push_back(std::string(kStreamPrefix) + name);
+  return kind;
+}
+
+ordered_json to_json(const ImageJob& job) {
+  ordered_json settings = {{"size", job.size}, {"channels", job.channels}};
+  if (!job.scale.empty()) settings["scale"] = job.scale;
+  if (!job.shift.empty()) settings["shift"] = job.shift;
+  return settings;
+}
+
+ordered_json to_json(const ImageFacts& facts) {
+  ordered_json about = {{"kind", enum_name(facts.kind)},
+                        {"images", facts.images},
+                        {"shape", {facts.shape.channels, facts.shape.height, facts.shape.width}},
+                        {"classes", facts.classes}};
+  if (facts.kind == ImageKind::kLatents)
+    about["latents"] = {{"dtype", enum_name(facts.latent_type)}, {"flipped", facts.has_flipped ? 1 : 0}};
+  if (facts.text_size > 0)
+    about["text"] = {
+        {"dtype", enum_name(facts.text_type)}, {"size", facts.text_size}, {"longest", facts.text_length}};
+  ordered_json skipped = ordered_json::array();
+  for (const SkippedImage& image : facts.skipped)
+    skipped.push_back({{"name", image.name}, {"cause", image.cause}});
+  about["skipped"] = std::move(skipped);
+  return about;
+}
+
+ImageFacts read_image_facts(const Manifest& manifest, const fs::path& path) {
+  const JsonFields about(manifest.about, path.string());
+  ImageFacts facts;
+  facts.job = read_job(about.object("job"));
+  facts.kind = named<ImageKind>(about, "kind", "pixels, encoded or latents");
+  facts.images = about.count("images");
+  const std::vector<double> shape = about.numbers("shape");
+  const auto is_side = [](double side) { return side >= 0 && side <= kLargestSide; };
+  if (shape.size() != 3 || !std::ranges::all_of(shape, is_side))
+    about.fail("shape", "must be channels, height and width");
+  facts.shape = {static_cast<int64_t>(shape[0]), static_cast<int64_t>(shape[1]),
+                 static_cast<int64_t>(shape[2])};
+  facts.classes = about.texts("classes");
+  if (facts.kind == ImageKind::kLatents) {
+    const JsonFields latents = about.object("latents");
+    facts.latent_type = float_type(latents);
+    facts.has_flipped = latents.integer("flipped", 0, 1) != 0;
+  }
+  if (about.has("text")) {
+    const JsonFields text = about.object("text");
+    facts.text_type = float_type(text);
+    facts.text_size = text.integer("size", 1, kLargestText);
+    facts.text_length = text.integer("longest", 0, kLargestText);
+  }
+  for (const JsonFields& image : about.objects("skipped"))
+    facts.skipped.push_back({image.text("name"), image.text("cause")});
+  return facts;
+}
 
 ImageData ImageData::open(const std::vector<fs::path>& folders, Verify verify) {
   if (folders.empty()) throw UsageError("no image folders to read");
   ImageData data;
   std::string hashes;
   for (const fs::path& path : folders) {
-    data.folders_.push_back(open_folder(path, verify));
-    const ImageFolder& folder = data.folders_.back();
+    ImageFolder folder = open_folder(path, verify);
     const ImageLayout layout = layout_of(*folder.facts);
-    if (data.folders_.size() == 1) data.layout_ = layout;
+    if (data.folder_sizes_.empty()) data.layout_ = layout;
+    data.folder_sizes_.push_back(folder.facts->images);
     require_alike(data.layout_, folders.front().string(), layout, path.string());
     data.layout_.text_length = std::max(data.layout_.text_length, layout.text_length);
     hashes += folder.hash;
-    for (const ImageShard& shard : folder.shards) {
-      data.shards_.push_back(&shard);
+    for (ImageShard& shard : folder.shards) {
       data.first_image_.push_back(data.first_image_.back() + shard.images());
+      data.shards_.push_back(std::move(shard));
     }
   }
-  data.content_hash_ = hash_bytes(std::as_bytes(std::span(hashes)));
+  data.content_hash_ = hash_bytes(hashes);
   return data;
-}
-
-std::vector<uint64_t> ImageData::folder_sizes() const {
-  std::vector<uint64_t> sizes;
-  for (const ImageFolder& folder : folders_) sizes.push_back(folder.facts->images);
-  return sizes;
 }
 
 std::pair<const ImageShard&, uint64_t> ImageData::find(uint64_t index) const {
@@ -214,7 +315,7 @@ std::pair<const ImageShard&, uint64_t> ImageData::find(uint64_t index) const {
     throw std::out_of_range("ImageData: sample " + std::to_string(index) + " of " + std::to_string(size()));
   const auto after = std::upper_bound(first_image_.begin(), first_image_.end(), index);
   const auto shard = static_cast<size_t>(after - first_image_.begin()) - 1;
-  return {*shards_[shard], index - first_image_[shard]};
+  return {shards_[shard], index - first_image_[shard]};
 }
 
 int64_t ImageData::label(uint64_t index) const {
@@ -265,32 +366,6 @@ void require_alike(const ImageLayout& layout, const std::string& name, const Ima
   if (layout.scale != other.scale || layout.shift != other.shift)
     refuse("a different one", "another scale or shift");
 }
-
-namespace {
-
-constexpr char kPixels[] = "pixels", kLatents[] = "latents";
-// Limits that keep products of sizes from overflowing.
-constexpr int64_t kLargestSide = int64_t{1} << 16;
-constexpr int64_t kLargestText = int64_t{1} << 24;
-
-ImageShape read_shape(const JsonFields& fields) {
-  const std::vector<double> sizes = fields.numbers("shape");
-  if (sizes.size() != 3) fields.fail("shape", "must be [channels, height, width]");
-  for (const double size : sizes)
-    if (!(size >= 1 && size <= static_cast<double>(kLargestSide)) || size != static_cast<int64_t>(size))
-      fields.fail("shape", "a size is not a whole number from 1 to ", kLargestSide);
-  return {static_cast<int64_t>(sizes[0]), static_cast<int64_t>(sizes[1]), static_cast<int64_t>(sizes[2])};
-}
-
-// Reads one number, or one per channel.
-std::vector<double> of_channels(const JsonFields& fields, const std::string& key, int64_t channels) {
-  std::vector<double> numbers = fields.numbers(key);
-  if (numbers.size() != 1 && numbers.size() != static_cast<size_t>(channels))
-    fields.fail(key, "must be one number or one per channel");
-  return numbers;
-}
-
-}  // namespace
 
 std::string format_image_layout(const ImageLayout& layout) {
   const nlohmann::ordered_json json = {

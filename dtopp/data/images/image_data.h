@@ -4,29 +4,91 @@
 // The bytes of a sample are read on access.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
+#include "dtopp/base/manifest.h"
 #include "dtopp/base/random.h"
 #include "dtopp/base/safetensors.h"
+#include "dtopp/data/files/resumable_folder.h"
 #include "dtopp/data/files/verified_files.h"
-#include "dtopp/data/images/image_facts.h"
 
 namespace dtopp::data {
+
+inline constexpr char kImageDataFormat[] = "dtopp image data 1";           // format of manifest.json
+inline constexpr char kImageRecordFormat[] = "dtopp image preparation 3";  // format of progress.json
+inline constexpr char kStreamPrefix[] = "progress.";  // of the files of an unfinished shard
+
+// The storage of a sample: pixels U8 [C, H, W], a JPEG or PNG file, or a floating-point latent [C, H, W].
+enum class ImageKind { kPixels, kEncoded, kLatents };
+
+constexpr auto enum_names(ImageKind) {
+  return std::to_array<std::string_view>({"pixels", "encoded", "latents"});
+}
+
+struct ImageShape {
+  int64_t channels = 0, height = 0, width = 0;
+
+  uint64_t elements() const { return static_cast<uint64_t>(channels * height * width); }
+  bool operator==(const ImageShape&) const = default;
+};
+
+// Pictures of at most this many pixels per side are stored as pixels, larger ones as JPEG or PNG files.
+inline constexpr int64_t kLargestStoredRaw = 64;
+
+// The settings that determine the output, next to the sources.
+struct ImageJob {
+  int64_t size = 0;      // height and width to which pictures are resized; 0: all must have the same size
+  int64_t channels = 3;  // of pictures: 1 or 3
+  std::vector<double> scale, shift;  // of latents: one number, or one per channel; empty: 1 and 0
+};
+
+// A sample that was skipped.
+struct SkippedImage {
+  std::string name, cause;
+};
+
+// The facts about a folder: in manifest.json when it is complete, in progress.json before.
+struct ImageFacts {
+  ImageJob job;
+  ImageKind kind = ImageKind::kPixels;
+  ImageShape shape;
+  uint64_t images = 0;
+  std::vector<std::string> classes;  // names by label; empty: samples have no class
+  FloatType latent_type = FloatType::kF32;
+  bool has_flipped = false;  // latents of the mirrored pictures are stored too
+  int64_t text_size = 0;     // captions are embeddings [tokens, text_size]; 0: no captions
+  int64_t text_length = 0;   // tokens of the longest caption
+  FloatType text_type = FloatType::kF32;
+  std::vector<SkippedImage> skipped;
+};
+
+FolderKind image_folder_kind();
+
+// Converts all facts but the job, which ResumableFolder records.
+nlohmann::ordered_json to_json(const ImageFacts& facts);
+nlohmann::ordered_json to_json(const ImageJob& job);
+// Reads the facts from the `about` object of the manifest at `path`. Throws DataError, naming `path` and the
+// key, if a value is missing, has a wrong type or is out of range.
+ImageFacts read_image_facts(const Manifest& manifest, const fs::path& path);
 
 // Reads the samples of one safetensors file in a folder of prepared images.
 class ImageShard {
  public:
   // Opens the file. Throws DataError if a tensor that `facts` require is missing, or if dtypes or shapes do
-  // not match. `facts` must outlive the shard.
-  ImageShard(const std::filesystem::path& path, const ImageFacts& facts);
+  // not match.
+  ImageShard(const fs::path& path, std::shared_ptr<const ImageFacts> facts);
 
-  uint64_t images() const { return images_; }
+  uint64_t images() const { return images_.value(); }
   // As in ImageData, which checks kind and sizes first. Precondition: index < images().
   int64_t label(uint64_t index) const;
   void pixels(uint64_t index, std::span<uint8_t> out) const;
@@ -49,18 +111,13 @@ class ImageShard {
   [[noreturn]] void fail(const std::string& cause) const;
   [[noreturn]] void fail(uint64_t index, const std::string& cause) const;
 
-  const ImageFacts& facts_;
-  std::filesystem::path path_;
+  std::shared_ptr<const ImageFacts> facts_;
+  fs::path path_;
   SafetensorsReader file_;
-  uint64_t images_ = 0;
-  bool is_counted_ = false;
+  std::optional<uint64_t> images_;
   // Tensors of file_, which keeps their addresses when it is moved; null if the facts name no such tensor.
-  const TensorPlace* samples_ = nullptr;
-  const TensorPlace* flipped_ = nullptr;
-  const TensorPlace* offsets_ = nullptr;
-  const TensorPlace* labels_ = nullptr;
-  const TensorPlace* text_ = nullptr;
-  const TensorPlace* text_offsets_ = nullptr;
+  const TensorPlace *samples_ = nullptr, *flipped_ = nullptr, *offsets_ = nullptr, *labels_ = nullptr;
+  const TensorPlace *text_ = nullptr, *text_offsets_ = nullptr;
 };
 
 // The properties that all samples share.
@@ -75,22 +132,15 @@ struct ImageLayout {
   std::vector<double> scale{1.0}, shift{0.0};
 };
 
-// One folder of prepared images. The facts are on the heap because the shards refer to them.
-struct ImageFolder {
-  std::unique_ptr<ImageFacts> facts;
-  std::string hash;
-  std::vector<ImageShard> shards;
-};
-
 class ImageData {
  public:
   // Opens the folders. Throws DataError, naming the file, if a file is missing or damaged, differs from its
   // manifest, or belongs to an unfinished preparation. Throws UsageError if the folders have different
   // layouts.
-  static ImageData open(const std::vector<std::filesystem::path>& folders, Verify verify = Verify::kChanged);
+  static ImageData open(const std::vector<fs::path>& folders, Verify verify = Verify::kChanged);
 
-  uint64_t size() const { return first_image_.back(); }  // number of samples
-  std::vector<uint64_t> folder_sizes() const;            // number of samples per folder
+  uint64_t size() const { return first_image_.back(); }                        // number of samples
+  const std::vector<uint64_t>& folder_sizes() const { return folder_sizes_; }  // number of samples per folder
   const ImageLayout& layout() const { return layout_; }
   // A hash of the contents of all folders, independent of their paths.
   const std::string& content_hash() const { return content_hash_; }
@@ -117,9 +167,9 @@ class ImageData {
   // Returns the shard of a sample and the sample's index in the shard.
   std::pair<const ImageShard&, uint64_t> find(uint64_t index) const;
 
-  std::vector<ImageFolder> folders_;
-  std::vector<const ImageShard*> shards_;  // of all folders, in order
-  std::vector<uint64_t> first_image_{0};   // index of each shard's first image, then the total
+  std::vector<ImageShard> shards_;        // of all folders, in order
+  std::vector<uint64_t> first_image_{0};  // index of each shard's first image, then the total
+  std::vector<uint64_t> folder_sizes_;
   ImageLayout layout_;
   std::string content_hash_;
 };

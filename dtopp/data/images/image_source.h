@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <set>
@@ -20,7 +19,7 @@ namespace dtopp::data {
 // A member of a sample: its bytes, or the path of the file that holds them.
 struct RawMember {
   std::string bytes;
-  std::filesystem::path path;
+  fs::path path;
 
   // Returns the bytes. Throws DataError if the file cannot be read, is not a regular file or is larger than
   // kMaxMemberBytes; the message holds only the cause.
@@ -76,39 +75,13 @@ class ImageSource {
   virtual std::optional<RawSample> next(bool load) = 0;
 };
 
-// Groups the members of an archive or a folder into samples.
-//
-// As in WebDataset, adjacent members form one sample if their names differ only in the last ending:
-// dog/0001.jpg, dog/0001.cls, dog/0001.npy.
-class SampleGroups : public ImageSource {
- public:
-  std::optional<RawSample> next(bool load) final;
-
- protected:
-  struct Named {
-    std::string name;
-    std::string cause;  // if not empty, the reason why the member is unusable
-  };
-  // Returns the next member; nullopt after the last one.
-  virtual std::optional<Named> next_member() = 0;
-  // Returns the content of the member that next_member() returned last.
-  virtual RawMember content(bool load) = 0;
-  // Returns the member's name for messages.
-  virtual std::string location_of(const std::string& name) const = 0;
-
- private:
-  void add(RawSample& sample, const Named& member, MemberRole role, bool load);
-
-  std::optional<Named> pending_;  // the member that begins the next sample
-};
-
 // Opens a folder, a .tar, .tar.gz, .tgz or .tar.zst file, or a .safetensors or .npy file. Throws DataError if
 // the path does not exist or is damaged, and UsageError if the file has another ending.
-std::unique_ptr<ImageSource> open_images(const std::filesystem::path& path);
+std::unique_ptr<ImageSource> open_images(const fs::path& path);
 
 // Returns the identity of a source. Reads a whole file, but only the list of files of a
 // folder.
-InputSource describe_source(const std::filesystem::path& path);
+InputSource describe_source(const fs::path& path);
 
 struct ImageScan {
   uint64_t samples = 0;
@@ -117,7 +90,7 @@ struct ImageScan {
 };
 
 // Scans all samples without decoding any.
-ImageScan scan_images(const std::filesystem::path& path);
+ImageScan scan_images(const fs::path& path);
 
 // Returns the class number in a .cls file, or under "label" in a .json file (-1 without one). Throws
 // DataError if it is not a class; the message holds only the cause.
@@ -137,28 +110,21 @@ struct ImageBatch {
 // Reads the samples of a list of sources in batches.
 class ImageBatches {
  public:
-  ImageBatches(std::vector<std::filesystem::path> sources, size_t source, uint64_t sample);
+  ImageBatches(std::vector<fs::path> sources, size_t source, uint64_t sample);
   // Returns the next batch; nullopt after the last source. Throws DataError if a source is damaged or has
   // changed since this object was constructed.
   std::optional<ImageBatch> next();
 
  private:
-  void open();
-  void require_unchanged() const;
-
-  std::vector<std::filesystem::path> paths_;
-  std::vector<std::filesystem::file_time_type> changed_;  // time of the last change per source
-  size_t next_;                                           // index of the current source
-  uint64_t skip_;                                         // samples to skip when it is opened
+  std::vector<fs::path> paths_;
+  std::vector<fs::file_time_type> changed_;  // time of the last change per source
+  size_t next_;                              // index of the current source
+  uint64_t skip_;                            // samples to skip when it is opened
   std::unique_ptr<ImageSource> source_;
 };
 
-std::unique_ptr<ImageSource> open_image_folder(const std::filesystem::path& path);
-InputSource describe_image_folder(const std::filesystem::path& path);
-std::unique_ptr<ImageSource> open_image_tar(const std::filesystem::path& path);
-std::unique_ptr<ImageSource> open_image_array(const std::filesystem::path& path);
-
-// Reads arrays of numbers from .npy files.
+// Opens a .safetensors or .npy file (array_source.cpp).
+std::unique_ptr<ImageSource> open_image_array(const fs::path& path);
 
 // Returns the array in `file`, the bytes of a whole .npy file: float32, float16 or uint8. `what` names the
 // file in errors. Throws DataError if the array has another type, is in Fortran order, or if its bytes do not

@@ -1,10 +1,11 @@
-// Holds a picture in memory.
+// Holds a picture in memory. Decodes and encodes picture files, and draws grids of pictures.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -48,6 +49,41 @@ struct Picture {
 inline constexpr uint64_t kMaxPixels = 100'000'000;
 inline constexpr uint64_t kMaxSide = 65'535;
 
+// Throws DataError if a side is 0 or exceeds kMaxSide, or if the pixels exceed kMaxPixels. If the picture is
+// too large, the message states the declared size.
+void require_size(uint64_t height, uint64_t width);
+
+// Returns the Exif orientation, from 1 (upright) to 8; 1 if the data are damaged or hold no orientation.
+// `exif` is a TIFF header with its directories, with or without "Exif\0\0" before it.
+int exif_orientation(std::span<const std::byte> exif);
+
+// Returns the picture, turned and mirrored from `orientation` (1 to 8) to upright.
+Picture turn_upright(Picture picture, int orientation);
+
+// Returns the pixels that the header of a JPEG, PNG or WebP file declares. `beginning` may lack the rest of
+// the file. Returns 0 if no picture begins so, and nullopt if the header of a JPEG lies further back.
+std::optional<uint64_t> declared_pixels(std::span<const std::byte> beginning);
+
+enum class PictureFormat { kJpeg, kPng, kWebp };
+
+struct DecodedPicture {
+  Picture picture;
+  PictureFormat format;
+  bool was_turned = false;  // the file's orientation was not upright
+};
+
+// Decodes a JPEG, PNG or WebP file to an upright picture with 1 or 3 channels.
+//
+// The result is that of Pillow's ImageOps.exif_transpose, followed by convert("RGB") or convert("L"). The
+// orientation in the file's Exif data is applied. An alpha channel is dropped. Palette indices become
+// colors. A channel of 16 bits keeps its high eight. CMYK is converted to RGB by multiplication. An
+// animation yields its first frame. Color profiles and gamma are ignored.
+//
+// Throws DataError if the file is not a picture, is damaged or
+// truncated, or has more than kMaxPixels. The message holds only the cause; the caller adds the name. Safe to
+// call from many threads.
+DecodedPicture decode_picture(std::span<const std::byte> file, int channels);
+
 // Writes the picture to `out` as [channels, height, width]. Precondition: out.size() ==
 // picture.pixels.size().
 void to_planes(const Picture& picture, std::span<uint8_t> out);
@@ -57,8 +93,6 @@ Picture from_planes(std::span<const std::byte> planes, int height, int width, in
 // Returns a PNG file of 8 bits per channel without compression, which is fast to write and to read.
 // Precondition: the picture has 1 or 3 channels and at least one pixel.
 std::string encode_png(const Picture& picture);
-
-// Draws a grid of pictures for display, with an optional line of text under each.
 
 struct GridCell {
   Picture picture;

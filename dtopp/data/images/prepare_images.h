@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,23 +15,15 @@
 #include <string>
 #include <vector>
 
-#include "dtopp/base/durable.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/base/safetensors.h"
 #include "dtopp/data/files/ordered_workers.h"
 #include "dtopp/data/files/resumable_folder.h"
-#include "dtopp/data/images/image_facts.h"
+#include "dtopp/data/images/image_data.h"
 #include "dtopp/data/images/image_source.h"
 #include "dtopp/data/images/picture.h"
 
 namespace dtopp::data {
-
-// Converts a raw sample to the bytes that are stored, and checks that all samples of a folder agree: the
-// first sample determines kind, shape and types of all. The workers of prepare_images convert in parallel.
-
-// Resizes and crops pictures as ADM does with Pillow (Dhariwal and Nichol 2021, center_crop_arr).
-
-// Computes the weighted sums and the transposes of resize() on rows of bytes.
 
 inline constexpr int kWeightBits = 22;  // fractional bits of a weight
 
@@ -59,7 +50,8 @@ struct ResizeWindow {
 // Weights have 22 fractional bits.
 Picture resize(const Picture& picture, int height, int width, ResizeFilter filter, ResizeWindow window);
 
-// Returns the middle of the picture as size x size. The picture is halved by a box filter while its shorter
+// Returns the middle of the picture as size x size, as ADM does with Pillow (Dhariwal and Nichol 2021,
+// center_crop_arr). The picture is halved by a box filter while its shorter
 // side is at least 2 * size. A bicubic filter then scales the shorter side to `size`, and the longer one is
 // cropped.
 Picture crop_to_square(Picture picture, int size);
@@ -87,7 +79,7 @@ struct ClassPlan {
   std::map<std::string, int64_t> labels;  // label per folder
 };
 
-// Prepares a sample. A faulty sample does not throw; it yields a `cause`.
+// Converts a sample to the bytes that are stored. A faulty sample does not throw; it yields a `cause`.
 PreparedImage prepare_image(RawSample sample, const ImageJob& job, const ClassPlan& plan);
 
 struct PreparedBatch {
@@ -95,7 +87,6 @@ struct PreparedBatch {
   bool ends_source = false;
 };
 
-// Prepares the samples of a batch. A faulty sample gets a `cause` instead of an exception.
 struct BatchPreparer {
   const ImageJob& job;
   const ClassPlan& plan;
@@ -103,75 +94,23 @@ struct BatchPreparer {
   PreparedBatch operator()(ImageBatch batch, int worker) const;
 };
 
-// Returns why the sample does not agree with the facts.images samples before it; empty if it agrees. Throws
-// UsageError if the job's scale and shift do not fit the first sample.
+// Returns why the sample does not agree with the facts.images samples before it; empty if it agrees. The
+// first sample determines kind, shape and types of all. Throws UsageError if the job's scale and shift do not
+// fit the first sample.
 std::string disagreement(const ImageFacts& facts, const ClassPlan& plan, const PreparedImage& image);
 
-// Updates the facts with a sample that agrees. The first sample sets kind, shape and types; every sample may
-// add a class and extend the longest text.
+// Updates the facts with a sample that agrees. Every sample may add a class and extend the longest text.
 void agree(ImageFacts& facts, const ClassPlan& plan, const PreparedImage& image);
-
-// Writes samples to shards, safetensors files of at most 1 GiB. An interrupted write can be resumed.
-//
-// The current shard is stored as one file per tensor, called a stream (progress.images, progress.labels, …).
-// When the shard is full, the other streams are appended to the first one, which holds nearly all bytes. The
-// safetensors header is written in front, and the file is renamed to images-0000N.safetensors.
 
 // A shard exceeds this size only if it holds a single sample.
 inline constexpr uint64_t kMaxShardBytes = uint64_t{1} << 30;
 
-class ImageWriter {
- public:
-  // Resumes after `start`, the result of an earlier writer's sync() or finish_shard(). `facts` determine the
-  // tensors of the samples. Throws DataError if the data written until then are missing or changed.
-  ImageWriter(std::filesystem::path folder, const ImageFacts& facts, const ManifestFiles& start,
-              uint64_t shard_bytes = kMaxShardBytes);
+class ImageWriter;
 
-  // Returns true if the sample fits into the current shard. Every sample fits into an empty shard.
-  bool has_room_for(const PreparedImage& image) const;
-  // Appends a sample to the current shard. Precondition: it has the writer's kind, shape and types.
-  void append(const PreparedImage& image);
-  // Syncs all streams to the device. Returns all files of the folder with their checksums.
-  ManifestFiles sync();
-  // Completes the current shard and returns the finished files. No recorded byte changes until begin_shard().
-  // A run that is interrupted before the result is recorded therefore resumes from the earlier record.
-  ManifestFiles finish_shard();
-  // Begins the next shard with empty streams.
-  void begin_shard();
-  bool is_empty() const { return images_ == 0; }
-
- private:
-  struct Stream {
-    std::string name, dtype;
-    std::vector<int64_t> rest;  // the shape after the first dimension
-    uint64_t row_bytes;
-    std::unique_ptr<AppendFile> file;
-  };
-
-  void add_stream(const std::string& name, const std::string& dtype, std::vector<int64_t> rest,
-                  uint64_t element_bytes);
-  void take_back_unrecorded();
-  void open_streams(const ManifestFiles& start);
-  std::vector<TensorSource> append_others();
-  void put(const std::string& name, std::span<const std::byte> bytes);
-  void put_number(const std::string& name, int64_t value);
-  std::filesystem::path stream_path(const std::string& name) const;
-
-  std::filesystem::path folder_;
-  uint64_t shard_bytes_;
-  ManifestFiles shards_;  // finished shards
-  std::vector<Stream> streams_;
-  uint64_t images_ = 0;  // samples in the current shard
-  int64_t text_tokens_ = 0;
-};
-
-struct PrepareImagesOptions {
-  std::vector<std::filesystem::path> sources;  // read in this order
-  std::filesystem::path output;
-  int64_t size = 0;                  // pictures are resized to size x size; 0: all must have the same size
-  int64_t channels = 3;              // channels of pictures: 1 or 3
-  std::vector<double> scale, shift;  // of latents: one number, or one per channel; empty: 1 and 0
-  uint64_t max_bad = 0;              // number of unusable samples that may be skipped
+struct PrepareImagesOptions : ImageJob {
+  std::vector<fs::path> sources;  // read in this order
+  fs::path output;
+  uint64_t max_bad = 0;  // number of unusable samples that may be skipped
   int num_workers = 1;
   // Interval between records: a restart repeats at most this much work.
   std::chrono::milliseconds record_every{5000};
@@ -207,6 +146,7 @@ struct ImagePlan {
 class ImagePreparation {
  public:
   explicit ImagePreparation(PrepareImagesOptions options);
+  ~ImagePreparation();
 
   // Adds or skips the next sample. Returns false if the folder is complete.
   bool next();
@@ -217,7 +157,6 @@ class ImagePreparation {
   [[noreturn]] void stop();
 
  private:
-  void add(const PreparedImage& image);
   void keep(const PreparedImage& image);
   void skip(SkippedImage image);
   void record();
@@ -232,7 +171,7 @@ class ImagePreparation {
   uint64_t sample_ = 0;  // index of the next sample in that source
   ManifestFiles files_;  // files written so far
   PrepareImagesProgress progress_;
-  std::optional<ImageWriter> writer_;
+  std::unique_ptr<ImageWriter> writer_;
   std::optional<OrderedWorkers<ImageBatches, BatchPreparer>> workers_;  // none: the folder is complete
   PreparedBatch batch_;
   size_t next_in_batch_ = 0;

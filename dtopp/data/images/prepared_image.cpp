@@ -9,7 +9,6 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/data/files/resumable_folder.h"
-#include "dtopp/data/images/decode_picture.h"
 #include "dtopp/data/images/image_source.h"
 #include "dtopp/data/images/picture.h"
 #include "dtopp/data/images/prepare_images.h"
@@ -91,38 +90,6 @@ void transpose_16x16(const uint8_t* in, size_t in_stride, uint8_t* out, size_t o
   for (size_t i = 0; i < 16; ++i) std::memcpy(out + i * out_stride, &rows[i], 16);
 }
 
-}  // namespace
-
-void sum_weighted_rows(const uint8_t* rows, size_t stride, std::span<const int32_t> weights, uint8_t* out,
-                       size_t count) {
-  if (weights.size() == 2 && weights[0] == kHalf && weights[1] == kHalf)
-    return average_rows(rows, stride, out, count);
-#if defined(__x86_64__)
-  if (count >= 32 && __builtin_cpu_supports("avx2")) return sum_rows_avx2(rows, stride, weights, out, count);
-#endif
-  sum_rows(rows, stride, weights, out, count);
-}
-
-void transpose(const uint8_t* in, size_t in_stride, size_t rows, size_t columns, uint8_t* out,
-               size_t out_stride) {
-  if (rows < 16 || columns < 16) {
-    for (size_t y = 0; y < rows; ++y) {
-      for (size_t x = 0; x < columns; ++x) out[x * out_stride + y] = in[y * in_stride + x];
-    }
-    return;
-  }
-  // The last block in each direction begins 16 before the end and overlaps the block before it.
-  for (size_t next_y = 0; next_y < rows; next_y += 16) {
-    const size_t y = std::min(next_y, rows - 16);
-    for (size_t next_x = 0; next_x < columns; next_x += 16) {
-      const size_t x = std::min(next_x, columns - 16);
-      transpose_16x16(in + y * in_stride + x, in_stride, out + x * out_stride + y, out_stride);
-    }
-  }
-}
-
-namespace {
-
 constexpr int kRowsAtOnce = 32;  // rows per transposed block
 
 double box(double x) { return x > -0.5 && x <= 0.5 ? 1.0 : 0.0; }
@@ -188,77 +155,22 @@ class Taps {
   std::vector<double> exact_;
 };
 
-// Resizes rows, 32 at a time. A block of rows is transposed first, so that one weight multiplies many
-// adjacent numbers, as it does when columns are resized.
-class RowResizer {
- public:
-  RowResizer(const Picture& in, Picture& out, const Taps& taps)
-      : in_(in),
-        out_(out),
-        taps_(taps),
-        channels_(static_cast<size_t>(in.channels)),
-        block_((taps.end() - taps.begin()) * channels_ * kRowsAtOnce),
-        result_(out.row_bytes() * kRowsAtOnce) {}
-
-  // Resizes input rows in_row + i to output rows out_row + i, for i < rows.
-  void run(int in_row, int out_row, int rows) {
-    for (int begin = 0; begin < rows; begin += kRowsAtOnce)
-      run_block(in_row + begin, out_row + begin, std::min(kRowsAtOnce, rows - begin));
+// Resizes the rows of `in` from `first_row` on to all rows of `out`, 32 at a time. A block of rows is
+// transposed first, so that one weight multiplies many adjacent numbers, as it does when columns are resized.
+void resize_rows(const Picture& in, int first_row, const Taps& taps, Picture& out) {
+  const auto channels = static_cast<size_t>(in.channels);
+  const size_t pixel = channels * kRowsAtOnce, width = (taps.end() - taps.begin()) * channels;
+  Pixels block(width * kRowsAtOnce), result(out.row_bytes() * kRowsAtOnce);
+  for (int begin = 0; begin < out.height; begin += kRowsAtOnce) {
+    const auto rows = static_cast<size_t>(std::min(kRowsAtOnce, out.height - begin));
+    transpose(in.row(first_row + begin) + taps.begin() * channels, in.row_bytes(), rows, width, block.data(),
+              kRowsAtOnce);
+    for (size_t i = 0; i < taps.size(); ++i)
+      sum_weighted_rows(block.data() + (taps.first(i) - taps.begin()) * pixel, pixel, taps.weights(i),
+                        result.data() + i * pixel, pixel);
+    transpose(result.data(), kRowsAtOnce, out.row_bytes(), rows, out.row(begin), out.row_bytes());
   }
-
- private:
-  void run_block(int in_row, int out_row, int rows) {
-    const size_t pixel = channels_ * kRowsAtOnce;
-    transpose(in_.row(in_row) + taps_.begin() * channels_, in_.row_bytes(), static_cast<size_t>(rows),
-              (taps_.end() - taps_.begin()) * channels_, block_.data(), kRowsAtOnce);
-    for (size_t i = 0; i < taps_.size(); ++i)
-      sum_weighted_rows(block_.data() + (taps_.first(i) - taps_.begin()) * pixel, pixel, taps_.weights(i),
-                        result_.data() + i * pixel, pixel);
-    transpose(result_.data(), kRowsAtOnce, out_.row_bytes(), static_cast<size_t>(rows), out_.row(out_row),
-              out_.row_bytes());
-  }
-
-  const Picture& in_;
-  Picture& out_;
-  const Taps& taps_;
-  size_t channels_;
-  Pixels block_, result_;
-};
-
-}  // namespace
-
-Picture resize(const Picture& picture, int height, int width, ResizeFilter filter, ResizeWindow window) {
-  // If a side keeps its length, the box filter has one tap of weight 1 per pixel, which changes nothing.
-  const auto filter_of = [&](int in, int out) { return in == out ? ResizeFilter::kBox : filter; };
-  const Taps down(picture.height, height, filter_of(picture.height, height), window.top, window.rows);
-  const Taps across(picture.width, width, filter_of(picture.width, width), window.left, window.columns);
-  // Skip the rows that no output needs.
-  const auto first = static_cast<int>(down.begin()), rows = static_cast<int>(down.end()) - first;
-  Picture narrow(rows, window.columns, picture.channels);
-  RowResizer(picture, narrow, across).run(first, 0, rows);
-  Picture out(window.rows, window.columns, picture.channels);
-  for (int y = 0; y < out.height; ++y) {
-    const auto i = static_cast<size_t>(y);
-    sum_weighted_rows(narrow.row(static_cast<int>(down.first(i)) - first), narrow.row_bytes(),
-                      down.weights(i), out.row(y), out.row_bytes());
-  }
-  return out;
 }
-
-Picture crop_to_square(Picture picture, int size) {
-  while (std::min(picture.height, picture.width) >= 2 * size) {
-    const int height = picture.height / 2, width = picture.width / 2;
-    picture = resize(picture, height, width, ResizeFilter::kBox, {0, height, 0, width});
-  }
-  if (picture.height == size && picture.width == size) return picture;
-  const double scale = static_cast<double>(size) / std::min(picture.height, picture.width);
-  const auto scaled = [&](int side) { return static_cast<int>(std::nearbyint(side * scale)); };
-  const int height = scaled(picture.height), width = scaled(picture.width);
-  return resize(picture, height, width, ResizeFilter::kBicubic,
-                {(height - size) / 2, size, (width - size) / 2, size});
-}
-
-namespace {
 
 std::span<const std::byte> bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text.data(), text.size()));
@@ -412,6 +324,64 @@ std::string shape_disagreement(const ImageFacts& facts, const PreparedImage& ima
 }
 
 }  // namespace
+
+void sum_weighted_rows(const uint8_t* rows, size_t stride, std::span<const int32_t> weights, uint8_t* out,
+                       size_t count) {
+  if (weights.size() == 2 && weights[0] == kHalf && weights[1] == kHalf)
+    return average_rows(rows, stride, out, count);
+#if defined(__x86_64__)
+  if (count >= 32 && __builtin_cpu_supports("avx2")) return sum_rows_avx2(rows, stride, weights, out, count);
+#endif
+  sum_rows(rows, stride, weights, out, count);
+}
+
+void transpose(const uint8_t* in, size_t in_stride, size_t rows, size_t columns, uint8_t* out,
+               size_t out_stride) {
+  if (rows < 16 || columns < 16) {
+    for (size_t y = 0; y < rows; ++y)
+      for (size_t x = 0; x < columns; ++x) out[x * out_stride + y] = in[y * in_stride + x];
+    return;
+  }
+  // The last block in each direction begins 16 before the end and overlaps the block before it.
+  for (size_t next_y = 0; next_y < rows; next_y += 16) {
+    const size_t y = std::min(next_y, rows - 16);
+    for (size_t next_x = 0; next_x < columns; next_x += 16) {
+      const size_t x = std::min(next_x, columns - 16);
+      transpose_16x16(in + y * in_stride + x, in_stride, out + x * out_stride + y, out_stride);
+    }
+  }
+}
+
+Picture resize(const Picture& picture, int height, int width, ResizeFilter filter, ResizeWindow window) {
+  // If a side keeps its length, the box filter has one tap of weight 1 per pixel, which changes nothing.
+  const auto filter_of = [&](int in, int out) { return in == out ? ResizeFilter::kBox : filter; };
+  const Taps down(picture.height, height, filter_of(picture.height, height), window.top, window.rows);
+  const Taps across(picture.width, width, filter_of(picture.width, width), window.left, window.columns);
+  // Skip the rows that no output needs.
+  const auto first = static_cast<int>(down.begin()), rows = static_cast<int>(down.end()) - first;
+  Picture narrow(rows, window.columns, picture.channels);
+  resize_rows(picture, first, across, narrow);
+  Picture out(window.rows, window.columns, picture.channels);
+  for (int y = 0; y < out.height; ++y) {
+    const auto i = static_cast<size_t>(y);
+    sum_weighted_rows(narrow.row(static_cast<int>(down.first(i)) - first), narrow.row_bytes(),
+                      down.weights(i), out.row(y), out.row_bytes());
+  }
+  return out;
+}
+
+Picture crop_to_square(Picture picture, int size) {
+  while (std::min(picture.height, picture.width) >= 2 * size) {
+    const int height = picture.height / 2, width = picture.width / 2;
+    picture = resize(picture, height, width, ResizeFilter::kBox, {0, height, 0, width});
+  }
+  if (picture.height == size && picture.width == size) return picture;
+  const double scale = static_cast<double>(size) / std::min(picture.height, picture.width);
+  const auto scaled = [&](int side) { return static_cast<int>(std::nearbyint(side * scale)); };
+  const int height = scaled(picture.height), width = scaled(picture.width);
+  return resize(picture, height, width, ResizeFilter::kBicubic,
+                {(height - size) / 2, size, (width - size) / 2, size});
+}
 
 PreparedImage prepare_image(RawSample sample, const ImageJob& job, const ClassPlan& plan) {
   PreparedImage image;

@@ -198,9 +198,8 @@ void BytePairEncoding::merge_short(std::vector<int32_t>& symbols) const {
   for (size_t i = 0; i < symbols.size(); ++i) pairs[i] = pair_at(i);
   for (;;) {
     size_t best = 0;
-    for (size_t i = 1; i < symbols.size(); ++i) {
+    for (size_t i = 1; i < symbols.size(); ++i)
       if (pairs[i].rank < pairs[best].rank) best = i;
-    }
     if (symbols.empty() || pairs[best].rank == kNone) return;
     symbols[best] = pairs[best].id;
     symbols.erase(symbols.begin() + static_cast<ptrdiff_t>(best) + 1);

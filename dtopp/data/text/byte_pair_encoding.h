@@ -78,8 +78,7 @@ class BytePairEncoding {
   bool by_character_;
   std::array<int32_t, 256> byte_ids_;  // -1 if the vocabulary lacks the byte
   std::optional<std::string> unk_token_;
-  bool fuse_unk_;
-  bool ignore_merges_;
+  bool fuse_unk_, ignore_merges_;
 };
 
 }  // namespace dtopp::data

@@ -3,10 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <span>
 #include <string_view>
+
+#include "dtopp/base/errors.h"
 
 namespace dtopp::data {
 
@@ -28,11 +29,11 @@ class ByteSource {
 };
 
 // The ending of `path` that names a compression (.gz, .zst, .zstd); empty if there is none.
-std::string_view compression_ending(const std::filesystem::path& path);
+std::string_view compression_ending(const fs::path& path);
 
 // Opens a file for reading. Gzip (any number of members) and zstd (any number of frames, windows up to
 // 128 MiB) are decompressed, whether the file's first bytes or its name tell; the bytes win. Other files are
 // read unchanged.
-std::unique_ptr<ByteSource> open_bytes(const std::filesystem::path& path);
+std::unique_ptr<ByteSource> open_bytes(const fs::path& path);
 
 }  // namespace dtopp::data

@@ -52,10 +52,6 @@ std::string WindowSampler::describe(uint64_t index) const {
          std::to_string(first + static_cast<uint64_t>(sequence_length_));
 }
 
-void WindowSampler::sample(uint64_t position, std::span<int64_t> tokens) const {
-  window(window_at(position), tokens);
-}
-
 void WindowSampler::window(uint64_t index, std::span<int64_t> tokens) const {
   if (tokens.size() != static_cast<size_t>(sequence_length_) + 1)
     throw std::invalid_argument("WindowSampler: tokens must have sequence_length + 1 elements");
@@ -121,9 +117,8 @@ std::vector<uint64_t> counts_of(const std::vector<double>& weights) {
   if (!possible) throw std::invalid_argument("Mixture: weights must be finite numbers above 0");
   constexpr int kDecimals = 12;
   double scale = 1;
-  for (int decimals = 0; decimals <= kDecimals; ++decimals, scale *= 10) {
+  for (int decimals = 0; decimals <= kDecimals; ++decimals, scale *= 10)
     if (auto whole = whole_weights(weights, scale)) return *whole;
-  }
   return rounded_weights(weights);
 }
 

@@ -28,7 +28,7 @@ class WindowSampler {
   int64_t sequence_length() const { return sequence_length_; }
   // Reads the window at `position` of the training order. Position i belongs to epoch i / num_windows(); each
   // epoch is a fresh permutation of all windows. `tokens` must have sequence_length + 1 elements.
-  void sample(uint64_t position, std::span<int64_t> tokens) const;
+  void sample(uint64_t position, std::span<int64_t> tokens) const { window(window_at(position), tokens); }
   // The index in file order of the window at `position` of the training order.
   uint64_t window_at(uint64_t position) const;
   // The index of the stream of window `index`.
@@ -39,7 +39,6 @@ class WindowSampler {
   std::string describe(uint64_t index) const;
   // Reads window `index` in file order, for validation. Throws std::out_of_range beyond the last window.
   void window(uint64_t index, std::span<int64_t> tokens) const;
-  const std::vector<TokenStream>& streams() const { return streams_; }
 
  private:
   // The stream of window `index` and its first token there. Throws std::out_of_range beyond the last window.

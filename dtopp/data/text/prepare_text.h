@@ -8,26 +8,21 @@
 
 #include <chrono>
 #include <cstdint>
-#include <filesystem>
-#include <optional>
-#include <span>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "dtopp/base/durable.h"
-#include "dtopp/base/manifest.h"
 #include "dtopp/data/files/ordered_workers.h"
 #include "dtopp/data/files/resumable_folder.h"
 #include "dtopp/data/text/text_reader.h"
-#include "dtopp/data/text/token_file.h"
 #include "dtopp/data/text/tokenizer.h"
 
 namespace dtopp::data {
 
 // Returns the ids of all documents of the file (text_reader.h); <|endoftext|> follows each document. Throws
 // DataError if the file cannot be read, StoppedEarly at a stop within a StopScope.
-std::vector<int64_t> encode_file(const std::filesystem::path& path, const Tokenizer& tokenizer);
+std::vector<int64_t> encode_file(const fs::path& path, const Tokenizer& tokenizer);
 
 // A tokenizer, or a stand-in for one.
 struct TextEncoder {
@@ -43,7 +38,12 @@ struct TextEncoder {
 // Encodes with `tokenizer`, which must outlive the object.
 class TokenizerEncoder : public TextEncoder {
  public:
-  explicit TokenizerEncoder(const Tokenizer& tokenizer);
+  explicit TokenizerEncoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
+    end_of_text = tokenizer.end_of_text();
+    vocab_size = tokenizer.vocab_size();
+    tokenizer_json = tokenizer.file_text();
+    tokenizer_hash = tokenizer.hash();
+  }
   std::vector<int32_t> encode(std::string_view text) const override { return tokenizer_.encode(text); }
 
  private:
@@ -59,109 +59,15 @@ struct CorpusPosition {
   bool operator==(const CorpusPosition&) const = default;
 };
 
-// Lines of one file.
-struct TextBatch {
-  struct Line {
-    uint64_t number;
-    std::string text;
-  };
-  std::filesystem::path path;
-  std::vector<Line> lines;
-  uint64_t bytes = 0;  // of the text
-  CorpusPosition end;  // the next batch begins here
-};
-
-// Reads text files as batches of lines, or of documents of plain text.
-class BatchReader {
- public:
-  BatchReader(const std::vector<std::filesystem::path>& files, CorpusPosition start, uint64_t batch_bytes,
-              LineOptions options = {});
-  // Returns a batch of at least batch_bytes, or less at the end of a file; nullopt after the last file.
-  // Throws DataError if a file is damaged or has changed since this object was constructed, and ResourceError
-  // with the file if memory is too small.
-  std::optional<TextBatch> next();
-
- private:
-  struct FileState {
-    std::filesystem::path path;
-    uint64_t size;
-    std::filesystem::file_time_type changed;
-  };
-  TextBatch read_batch();
-  void finish_source();
-
-  std::vector<FileState> files_;
-  CorpusPosition position_;
-  uint64_t bytes_before_ = 0;  // total size of the files before the current one
-  uint64_t batch_bytes_;
-  LineOptions options_;
-  std::optional<LineReader> lines_;
-};
-
-// The documents of a batch, one after another. The end-of-text id follows each document.
-struct EncodedBatch {
-  std::vector<int32_t> ids;
-  std::vector<size_t> document_ends;  // offsets in ids
-  uint64_t text_bytes = 0;
-  CorpusPosition end;
-};
-
-// Encodes batches in several threads.
-class BatchEncoder {
- public:
-  BatchEncoder(const TextEncoder& encoder, int num_workers, const DocumentFilter& filter = {})
-      : encoder_(encoder) {
-    for (int worker = 0; worker < num_workers; ++worker) parsers_.emplace_back(filter);
-  }
-  // Parses and encodes the documents of a batch in thread `worker`. Throws DataError if a line is not valid,
-  // and ResourceError with the file if memory is too small.
-  EncodedBatch operator()(TextBatch batch, int worker);
-
- private:
-  EncodedBatch encode(TextBatch& batch, int worker);
-
-  const TextEncoder& encoder_;
-  std::vector<DocumentParser> parsers_;
-};
-
-// The state after sync(): the documents that are on the device.
-struct WrittenTokens {
-  uint64_t documents = 0;
-  uint64_t tokens = 0;
-  int64_t max_token = -1;
-  ManifestFiles files;  // the files of an unfinished folder; empty before the first sync
-};
-
-// Writes documents to tokens.bin and tokens.idx in a folder. An interrupted write can be resumed.
-class TokenFileWriter {
- public:
-  // Resumes after `start`, the result of an earlier writer's sync(). Throws DataError if the data written
-  // until then are missing or changed. Ids are stored as uint16 if `vocab_size` is at most 65536, else as
-  // int32.
-  TokenFileWriter(std::filesystem::path folder, int64_t vocab_size, const WrittenTokens& start = {});
-
-  // Appends one document. Throws DataError if it has more than 2^31 - 1 ids or an id outside [0, vocab_size).
-  void append(std::span<const int32_t> ids);
-  // Syncs all appended documents to the device and returns the state for a later writer's `start`.
-  WrittenTokens sync();
-  // Syncs and writes tokens.idx. Returns the folder's files for its manifest.
-  ManifestFiles finish();
-
- private:
-  void check_ids(std::span<const int32_t> ids);
-
-  std::filesystem::path folder_;
-  int64_t vocab_size_;
-  TokenType type_;
-  WrittenTokens written_;
-  AppendFile tokens_;
-  AppendFile lengths_;  // one int32 per document
-  std::vector<uint16_t> narrow_;
-};
+class BatchReader;
+class BatchEncoder;
+class TokenFileWriter;
+struct EncodedBatch;
+struct WrittenTokens;
 
 struct PrepareTextOptions {
-  std::vector<std::filesystem::path> inputs;  // read in this order
-  std::filesystem::path output;
+  std::vector<fs::path> inputs;  // read in this order
+  fs::path output;
   int num_workers = 1;
   // Interval between records: a restart repeats at most this much work.
   std::chrono::milliseconds record_every{5000};
@@ -176,15 +82,14 @@ struct PrepareTextProgress {
   std::string restart_reason{};  // ResumableFolder::restart_reason
   uint64_t input_bytes = 0;      // bytes read, before decompression
   uint64_t input_bytes_total = 0;
-  uint64_t text_bytes = 0;  // bytes of the documents that this process has encoded
-  uint64_t documents = 0;   // in the folder, with those of earlier processes; likewise `tokens`
-  uint64_t tokens = 0;
+  uint64_t text_bytes = 0;             // bytes of the documents that this process has encoded
+  uint64_t documents = 0, tokens = 0;  // in the folder, with those of earlier processes
 };
 
 // Returns the different strings under `key` in the JSON lines of `inputs`, in ascending order. Throws
 // UsageError if an input is not JSON lines; DataError, naming file and line, if a line has no such string or
 // the string cannot name a folder.
-std::vector<std::string> values_in(const std::vector<std::filesystem::path>& inputs, const std::string& key);
+std::vector<std::string> values_in(const std::vector<fs::path>& inputs, const std::string& key);
 
 // Prepares the text, or resumes an interrupted preparation:
 //
@@ -199,6 +104,7 @@ class TextPreparation {
  public:
   // Checks the inputs and the folder and starts the workers. `encoder` must outlive the object.
   TextPreparation(PrepareTextOptions options, const TextEncoder& encoder);
+  ~TextPreparation();
 
   // Writes the next encoded batch. Returns false if the folder is complete.
   bool next();
@@ -216,8 +122,8 @@ class TextPreparation {
   ResumableFolder folder_;
   PrepareTextProgress progress_;
   CorpusPosition position_;
-  std::optional<TokenFileWriter> writer_;
-  std::optional<OrderedWorkers<BatchReader, BatchEncoder>> workers_;  // none: the folder is complete
+  std::unique_ptr<TokenFileWriter> writer_;
+  std::unique_ptr<OrderedWorkers<BatchReader, BatchEncoder>> workers_;  // none: the folder is complete
   std::chrono::steady_clock::time_point next_record_;
 };
 

@@ -1,13 +1,11 @@
 #include "dtopp/data/text/split_pattern.h"
 
-#define PCRE2_CODE_UNIT_WIDTH 8
 #include <algorithm>
 #include <array>
 #include <cctype>
 #include <new>
+#include <optional>
 #include <utility>
-
-#include <pcre2.h>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/data/text/unicode.h"
@@ -19,94 +17,8 @@ namespace {
 constexpr std::string_view kSpaces = "\\x{9}-\\x{d}\\x{85}\\p{Z}";
 constexpr std::string_view kWords = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 
-}  // namespace
-
-void OnigurumaReader::fail(size_t at, const std::string& what) const {
-  throw DataError("byte ", at, " of the pattern: ", what);
-}
-
-bool OnigurumaReader::take(std::string_view text) {
-  if (!follows(text)) return false;
-  next_ += text.size();
-  return true;
-}
-
-OnigurumaReader::Member OnigurumaReader::read_member() {
-  if (next_ == pattern_.size()) fail(next_, "a class that does not end");
-  if (!follows("\\")) {
-    const CodePoint c = code_point_at(pattern_, next_);
-    next_ += c.bytes;
-    return {c.value, {}};
-  }
-  const size_t at = next_++;
-  if (next_ == pattern_.size()) fail(at, "a backslash at the end");
-  const CodePoint escaped = code_point_at(pattern_, next_);
-  next_ += escaped.bytes;
-  switch (escaped.value) {
-    case 't':
-      return {'\t', {}};
-    case 'n':
-      return {'\n', {}};
-    case 'v':
-      return {'\v', {}};
-    case 'f':
-      return {'\f', {}};
-    case 'r':
-      return {'\r', {}};
-    case 's':
-      return {0, std::string(kSpaces)};
-    case 'S':
-      return {0, "\\S\\x{180e}"};
-    case 'd':
-      return {0, "\\p{Nd}"};
-    case 'D':
-      return {0, "\\P{Nd}"};
-    case 'w':
-      return {0, std::string(kWords)};
-    case 'p':
-    case 'P':
-      return {0, property(at, escaped.value == 'P')};
-    case 'u':
-      return {hexadecimal(at, 4), {}};
-    case 'x':
-      return {hexadecimal(at, 2), {}};
-    default:
-      if (is_ascii_letter(escaped.value) || is_ascii_digit(escaped.value))
-        fail(at, "this escape is not supported");
-      return {escaped.value, {}};
-  }
-}
-
-std::string OnigurumaReader::property(size_t at, bool negated) {
-  const size_t end = pattern_.find('}', next_);
-  if (!take("{") || end == pattern_.npos) fail(at, "a property without its {name} is not supported");
-  if (take("^")) negated = !negated;
-  const std::string name(pattern_.substr(next_, end - next_));
-  next_ = end + 1;
-  for (const char c : name)
-    if (!is_ascii_letter(static_cast<uint8_t>(c)) && c != '_') fail(at, "this property is not supported");
-  return std::string(negated ? "\\P{" : "\\p{") + (name.size() > 2 ? "sc:" : "") + name + "}";
-}
-
-char32_t OnigurumaReader::hexadecimal(size_t at, size_t digits) {
-  const bool braces = digits == 2 && take("{");
-  const size_t begin = next_;
-  char32_t value = 0;
-  while (next_ < pattern_.size() && (braces || next_ - begin < digits) &&
-         std::isxdigit(static_cast<uint8_t>(pattern_[next_])) != 0 && value <= 0x10FFFF) {
-    const char c = pattern_[next_++];
-    value = value * 16 +
-            static_cast<char32_t>(is_ascii_digit(static_cast<uint8_t>(c)) ? c - '0' : (c | 0x20) - 'a' + 10);
-  }
-  const bool complete = braces ? next_ > begin && take("}") : next_ - begin == digits;
-  // \x80 to \xff are bytes for Oniguruma, not code points.
-  const bool is_byte = digits == 2 && !braces && value >= 0x80;
-  if (!complete || is_byte || value > 0x10FFFF || (value >= 0xD800 && value < 0xE000))
-    fail(at, "this character code is not supported");
-  return value;
-}
-
-namespace {
+bool is_ascii_letter(char32_t c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; }
+bool is_ascii_digit(char32_t c) { return c >= '0' && c <= '9'; }
 
 // Oniguruma's \w outside of a class, which has six more members than in one.
 constexpr std::string_view kWord =
@@ -120,9 +32,15 @@ bool is_ligature(char32_t first, char32_t second) {
   return false;
 }
 
-class Rewriter : private OnigurumaReader {
+// Rewrites a regular expression of Oniguruma, which Hugging Face `tokenizers` uses, for PCRE2 with the
+// options UTF, UCP and MULTILINE.
+//
+// The rewritten pattern matches the same text, apart from characters that the Unicode version of one of the
+// two libraries lacks. What PCRE2 matches in another way is rewritten, or refused if that is not exact: a
+// DataError that names the construct and its byte in `pattern` (valid UTF-8).
+class Rewriter {
  public:
-  using OnigurumaReader::OnigurumaReader;
+  explicit Rewriter(std::string_view pattern) : pattern_(pattern) {}
 
   std::string rewrite() {
     while (next_ < pattern_.size()) {
@@ -149,6 +67,104 @@ class Rewriter : private OnigurumaReader {
   }
 
  private:
+  // A member of a class: one code point, or a set, which is already written for PCRE2.
+  struct Member {
+    char32_t value = 0;
+    std::optional<std::string> set;
+  };
+
+  // Names the construct `what` and its byte.
+  [[noreturn]] void fail(size_t at, const std::string& what) const {
+    throw DataError("byte ", at, " of the pattern: ", what);
+  }
+
+  bool follows(std::string_view text) const { return pattern_.substr(next_).starts_with(text); }
+
+  // Skips `text` if it follows, and returns true then.
+  bool take(std::string_view text) {
+    if (!follows(text)) return false;
+    next_ += text.size();
+    return true;
+  }
+
+  // Reads a character, an escape or a property.
+  Member read_member() {
+    if (next_ == pattern_.size()) fail(next_, "a class that does not end");
+    if (!follows("\\")) {
+      const CodePoint c = code_point_at(pattern_, next_);
+      next_ += c.bytes;
+      return {c.value, {}};
+    }
+    const size_t at = next_++;
+    if (next_ == pattern_.size()) fail(at, "a backslash at the end");
+    const CodePoint escaped = code_point_at(pattern_, next_);
+    next_ += escaped.bytes;
+    switch (escaped.value) {
+      case 't':
+        return {'\t', {}};
+      case 'n':
+        return {'\n', {}};
+      case 'v':
+        return {'\v', {}};
+      case 'f':
+        return {'\f', {}};
+      case 'r':
+        return {'\r', {}};
+      case 's':
+        return {0, std::string(kSpaces)};
+      case 'S':
+        return {0, "\\S\\x{180e}"};
+      case 'd':
+        return {0, "\\p{Nd}"};
+      case 'D':
+        return {0, "\\P{Nd}"};
+      case 'w':
+        return {0, std::string(kWords)};
+      case 'p':
+      case 'P':
+        return {0, property(at, escaped.value == 'P')};
+      case 'u':
+        return {hexadecimal(at, 4), {}};
+      case 'x':
+        return {hexadecimal(at, 2), {}};
+      default:
+        if (is_ascii_letter(escaped.value) || is_ascii_digit(escaped.value))
+          fail(at, "this escape is not supported");
+        return {escaped.value, {}};
+    }
+  }
+
+  // After \p: {Name} or {^Name}, a general category or a script.
+  std::string property(size_t at, bool negated) {
+    const size_t end = pattern_.find('}', next_);
+    if (!take("{") || end == pattern_.npos) fail(at, "a property without its {name} is not supported");
+    if (take("^")) negated = !negated;
+    const std::string name(pattern_.substr(next_, end - next_));
+    next_ = end + 1;
+    for (const char c : name)
+      if (!is_ascii_letter(static_cast<uint8_t>(c)) && c != '_') fail(at, "this property is not supported");
+    return std::string(negated ? "\\P{" : "\\p{") + (name.size() > 2 ? "sc:" : "") + name + "}";
+  }
+
+  // After \x or \u: `digits` digits, or any number of them in braces.
+  char32_t hexadecimal(size_t at, size_t digits) {
+    const bool braces = digits == 2 && take("{");
+    const size_t begin = next_;
+    char32_t value = 0;
+    while (next_ < pattern_.size() && (braces || next_ - begin < digits) &&
+           std::isxdigit(static_cast<uint8_t>(pattern_[next_])) != 0 && value <= 0x10FFFF) {
+      const char c = pattern_[next_++];
+      value = value * 16 + static_cast<char32_t>(
+                               is_ascii_digit(static_cast<uint8_t>(c)) ? c - '0' : (c | 0x20) - 'a' + 10);
+    }
+    const bool complete = braces ? next_ > begin && take("}") : next_ - begin == digits;
+    // \x80 to \xff are bytes for Oniguruma, not code points.
+    const bool is_byte = digits == 2 && !braces && value >= 0x80;
+    if (!complete || is_byte || value > 0x10FFFF || (value >= 0xD800 && value < 0xE000))
+      fail(at, "this character code is not supported");
+    return value;
+  }
+
   struct Group {
     size_t begin;  // in out_
     bool can_repeat;
@@ -324,6 +340,8 @@ class Rewriter : private OnigurumaReader {
     }
   }
 
+  std::string_view pattern_;
+  size_t next_ = 0;  // in pattern_
   std::string out_;
   std::vector<Group> groups_;
   size_t atom_ = 0;          // where in out_ the last atom begins
@@ -331,12 +349,6 @@ class Rewriter : private OnigurumaReader {
   bool ignore_case_ = false;
   char32_t letter_ = 0;  // the last atom if it is an ASCII letter, else 0
 };
-
-}  // namespace
-
-std::string oniguruma_to_pcre2(std::string_view pattern) { return Rewriter(pattern).rewrite(); }
-
-namespace {
 
 // At each place of a text, a match may take kCheapSteps. More are taken out of the text's budget, so that the
 // time for a text is proportional to its length whatever the pattern. PCRE2 counts steps as its match limit.
@@ -363,80 +375,48 @@ std::string message_of(int status) {
 
 }  // namespace
 
-struct SplitPattern::Code {
-  struct Free {
-    void operator()(pcre2_code* code) const { ::pcre2_code_free(code); }
-  };
-  std::string location;                        // the file and the field
-  std::unique_ptr<pcre2_code, Free> anywhere;  // searches from a place on
-  std::unique_ptr<pcre2_code, Free> anchored;  // matches at a place alone
-};
+SplitPattern::Scratch::Scratch()
+    : match_(not_null(::pcre2_match_data_create(1, nullptr))),
+      context_(not_null(::pcre2_match_context_create(nullptr))),
+      stack_(not_null(::pcre2_jit_stack_create(kSmallestStack, kLargestStack, nullptr))) {
+  ::pcre2_jit_stack_assign(context_.get(), nullptr, stack_.get());
+  ::pcre2_set_heap_limit(context_.get(), kLargestHeapKib);
+}
 
-struct SplitPattern::Scratch::Impl {
-  Impl()
-      : match(not_null(::pcre2_match_data_create(1, nullptr))),
-        context(not_null(::pcre2_match_context_create(nullptr))),
-        stack(not_null(::pcre2_jit_stack_create(kSmallestStack, kLargestStack, nullptr))) {
-    ::pcre2_jit_stack_assign(context, nullptr, stack);
-    ::pcre2_set_heap_limit(context, kLargestHeapKib);
-  }
-  ~Impl() {
-    ::pcre2_jit_stack_free(stack);
-    ::pcre2_match_context_free(context);
-    ::pcre2_match_data_free(match);
-  }
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
-
-  // Returns PCRE2's status.
-  int search(const pcre2_code* code, std::string_view text, size_t begin, uint64_t steps) {
-    ::pcre2_set_match_limit(context, static_cast<uint32_t>(steps));
-    return ::pcre2_match(code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), begin,
-                         PCRE2_NO_UTF_CHECK, match, context);
-  }
-
-  // Takes as many steps as are needed while the budget lasts.
-  int search_with_budget(const pcre2_code* code, std::string_view text, size_t begin) {
-    int status = search(code, text, begin, kCheapSteps);
-    for (uint64_t steps = 10 * kCheapSteps; status == PCRE2_ERROR_MATCHLIMIT && budget > 0; steps *= 10) {
-      steps = std::min({steps, budget, uint64_t{UINT32_MAX}});
-      budget -= steps;
-      status = search(code, text, begin, steps);
-    }
-    return status;
-  }
-
-  pcre2_match_data* match;
-  pcre2_match_context* context;
-  pcre2_jit_stack* stack;
-  uint64_t budget = 0;
-};
-
-SplitPattern::Scratch::Scratch() : impl_(std::make_unique<Impl>()) {}
-SplitPattern::Scratch::~Scratch() = default;
 void SplitPattern::Scratch::set_text_bytes(size_t bytes) {
-  impl_->budget = kBudgetPerText + kBudgetPerByte * bytes;
+  budget_ = kBudgetPerText + kBudgetPerByte * bytes;
+}
+
+int SplitPattern::Scratch::search(const pcre2_code* code, std::string_view text, size_t begin,
+                                  uint64_t steps) {
+  ::pcre2_set_match_limit(context_.get(), static_cast<uint32_t>(steps));
+  return ::pcre2_match(code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), begin,
+                       PCRE2_NO_UTF_CHECK, match_.get(), context_.get());
+}
+
+int SplitPattern::Scratch::search_with_budget(const pcre2_code* code, std::string_view text, size_t begin) {
+  int status = search(code, text, begin, kCheapSteps);
+  for (uint64_t steps = 10 * kCheapSteps; status == PCRE2_ERROR_MATCHLIMIT && budget_ > 0; steps *= 10) {
+    steps = std::min({steps, budget_, uint64_t{UINT32_MAX}});
+    budget_ -= steps;
+    status = search(code, text, begin, steps);
+  }
+  return status;
 }
 
 SplitPattern::SplitPattern(const SplitSpec& spec, const std::string& file)
-    : code_(std::make_unique<Code>()), keep_matches_(spec.keep_matches), keep_rest_(spec.keep_rest) {
-  code_->location = file + ": " + spec.field;
-  const auto compile_error = [&](const std::string& cause) {
-    return DataError(code_->location, ": ", cause);
-  };
+    : location_(file + ": " + spec.field), keep_matches_(spec.keep_matches), keep_rest_(spec.keep_rest) {
+  const auto compile_error = [&](const std::string& cause) { return DataError(location_, ": ", cause); };
   std::string pattern;
   try {
-    pattern = oniguruma_to_pcre2(spec.pattern);
+    pattern = Rewriter(spec.pattern).rewrite();
   } catch (const DataError& error) {
     throw compile_error(error.what());
   }
-  struct FreeContext {
-    void operator()(pcre2_compile_context* context) const { ::pcre2_compile_context_free(context); }
-  };
-  const std::unique_ptr<pcre2_compile_context, FreeContext> context(
+  const Owned<pcre2_compile_context, pcre2_compile_context_free> context(
       not_null(::pcre2_compile_context_create(nullptr)));
   ::pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
-  for (const auto& [code, option] : {std::pair{&code_->anywhere, 0U}, {&code_->anchored, PCRE2_ANCHORED}}) {
+  for (const auto& [code, option] : {std::pair{&anywhere_, 0U}, {&anchored_, PCRE2_ANCHORED}}) {
     int status = 0;
     PCRE2_SIZE at = 0;
     code->reset(::pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
@@ -448,20 +428,16 @@ SplitPattern::SplitPattern(const SplitSpec& spec, const std::string& file)
   }
 }
 
-SplitPattern::SplitPattern(SplitPattern&&) noexcept = default;
-SplitPattern::~SplitPattern() = default;
-
 bool SplitPattern::find_next(std::string_view text, Match& match, Scratch& scratch) const {
-  Scratch::Impl& memory = *scratch.impl_;
   const auto after = [&](size_t offset) {
     return offset + (offset < text.size() ? code_point_at(text, offset).bytes : 1);
   };
   bool one_place = false;  // search place by place, because a search of the rest takes too many steps
   for (size_t begin = match.end; begin <= text.size();) {
-    const int status = one_place ? memory.search_with_budget(code_->anchored.get(), text, begin)
-                                 : memory.search(code_->anywhere.get(), text, begin, kCheapSteps);
+    const int status = one_place ? scratch.search_with_budget(anchored_.get(), text, begin)
+                                 : scratch.search(anywhere_.get(), text, begin, kCheapSteps);
     if (status >= 0) {
-      const PCRE2_SIZE* const offsets = ::pcre2_get_ovector_pointer(memory.match);
+      const PCRE2_SIZE* const offsets = scratch.offsets();
       // An empty match directly after the last match does not count.
       if (offsets[0] != offsets[1] || !match.any || offsets[1] != match.end) {
         match = {offsets[0], offsets[1], true};
@@ -477,7 +453,7 @@ bool SplitPattern::find_next(std::string_view text, Match& match, Scratch& scrat
     } else if (status == PCRE2_ERROR_NOMEMORY) {
       throw std::bad_alloc();
     } else {
-      throw DataError(code_->location, ": takes too much time or memory on this text: ", message_of(status));
+      throw DataError(location_, ": takes too much time or memory on this text: ", message_of(status));
     }
   }
   return false;

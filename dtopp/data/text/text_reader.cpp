@@ -11,8 +11,6 @@
 namespace dtopp::data {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr size_t kChunkBytes = size_t{1} << 18;
 constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
@@ -182,19 +180,6 @@ std::string_view DocumentParser::value_of(const std::string& key, const fs::path
                                           std::string& line) {
   const auto object = impl_->object_of(path, number, line);
   return object ? Impl::string_at(*object, key, path, number) : std::string_view();
-}
-
-TextReader::TextReader(const fs::path& path, uint64_t max_bytes)
-    : path_(path), lines_(path, {}, {.max_bytes = max_bytes}) {}
-
-bool TextReader::next(std::string& document) {
-  while (lines_.next(line_)) {
-    const auto text = parser_.parse(path_, lines_.line_number(), line_);
-    if (text.empty()) continue;
-    document.assign(text);
-    return true;
-  }
-  return false;
 }
 
 }  // namespace dtopp::data

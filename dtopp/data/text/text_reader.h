@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,12 +19,11 @@ namespace dtopp::data {
 // The largest size of a line, or of a document of plain text, uncompressed.
 inline constexpr uint64_t kMaxLineBytes = uint64_t{1} << 30;
 
-bool is_json_lines(const std::filesystem::path& path);
+bool is_json_lines(const fs::path& path);
 
 // Position in a file: uncompressed bytes and newlines read so far.
 struct TextPosition {
-  uint64_t offset = 0;
-  uint64_t line = 0;
+  uint64_t offset = 0, line = 0;
 
   bool operator==(const TextPosition&) const = default;
 };
@@ -43,7 +41,7 @@ inline constexpr size_t kMaxSeparatorBytes = 1024;
 class LineReader {
  public:
   // Resumes at `start`, the position() of an earlier reader of the same file.
-  explicit LineReader(const std::filesystem::path& path, TextPosition start = {}, LineOptions options = {});
+  explicit LineReader(const fs::path& path, TextPosition start = {}, LineOptions options = {});
 
   // Reads the next line or document; returns false at the end. Throws DataError if it is too long (naming
   // file and line) or if the file is damaged (ByteSource names file and byte).
@@ -58,21 +56,20 @@ class LineReader {
   void append(std::string& line, size_t count);
   void strip_line_breaks(std::string& document);
 
-  std::filesystem::path path_;
+  fs::path path_;
   LineOptions options_;
   bool json_lines_;
   std::unique_ptr<ByteSource> source_;
   uint64_t line_number_ = 0;
   TextPosition position_;
   std::string chunk_;
-  size_t begin_ = 0;
-  size_t end_ = 0;
+  size_t begin_ = 0, end_ = 0;
 };
 
 // Calls `encode`, which processes the document that begins in line `number` of `path`, and names both in a
 // DataError that it throws.
 template <class Encode>
-auto at_line(const std::filesystem::path& path, uint64_t number, Encode encode) {
+auto at_line(const fs::path& path, uint64_t number, Encode encode) {
   try {
     return encode();
   } catch (const DataError& error) {
@@ -96,30 +93,14 @@ class DocumentParser {
   // change of `line`, which may lose its own mark and grow in capacity. Throws DataError, naming file and
   // line, unless the line is valid UTF-8 and, in JSON lines, an object with a string under `text`. Plain text
   // may not begin with such an object.
-  std::string_view parse(const std::filesystem::path& path, uint64_t number, std::string& line);
+  std::string_view parse(const fs::path& path, uint64_t number, std::string& line);
   // Returns the string under `key` in such a line of JSON lines; empty if the line is blank. Throws
   // DataError, naming file and line, if there is none.
-  std::string_view value_of(const std::string& key, const std::filesystem::path& path, uint64_t number,
-                            std::string& line);
+  std::string_view value_of(const std::string& key, const fs::path& path, uint64_t number, std::string& line);
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
-};
-
-// Reads all documents of a file that are not empty.
-class TextReader {
- public:
-  explicit TextReader(const std::filesystem::path& path, uint64_t max_bytes = kMaxLineBytes);
-  // Reads the next document; returns false at the end. Throws as LineReader and DocumentParser do.
-  bool next(std::string& document);
-  uint64_t line_number() const { return lines_.line_number(); }  // of the last document
-
- private:
-  std::filesystem::path path_;
-  LineReader lines_;
-  DocumentParser parser_;
-  std::string line_;
 };
 
 }  // namespace dtopp::data

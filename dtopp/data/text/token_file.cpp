@@ -17,29 +17,6 @@
 namespace dtopp::data {
 namespace {
 
-template <class Visitor>
-auto visit_type(TokenType type, Visitor&& visitor) {
-  switch (type) {
-    case TokenType::kUint8:
-      return visitor(uint8_t{});
-    case TokenType::kInt8:
-      return visitor(int8_t{});
-    case TokenType::kUint16:
-      return visitor(uint16_t{});
-    case TokenType::kInt16:
-      return visitor(int16_t{});
-    case TokenType::kUint32:
-      return visitor(uint32_t{});
-    case TokenType::kInt32:
-      return visitor(int32_t{});
-    case TokenType::kUint64:
-      return visitor(uint64_t{});
-    case TokenType::kInt64:
-      break;
-  }
-  return visitor(int64_t{});
-}
-
 // Widens the ids at the end of `out` in place, from the first to the last: none is overwritten before it is
 // read.
 template <class T>
@@ -52,78 +29,35 @@ void widen_ids(std::span<int64_t> out) {
   }
 }
 
-}  // namespace
+struct TypeFacts {
+  std::string_view npy;  // as NumPy's header names it
+  uint8_t megatron;      // the code in an index; 0: none
+  uint64_t size;         // bytes per id
+  void (*widen)(std::span<int64_t> out);
+};
 
-uint64_t size_of(TokenType type) {
-  return visit_type(type, [](auto id) -> uint64_t { return sizeof(id); });
+template <class T>
+constexpr TypeFacts facts_of(std::string_view npy, uint8_t megatron) {
+  return {npy, megatron, sizeof(T), widen_ids<T>};
 }
 
-TokenArray::TokenArray(Descriptor file, uint64_t offset, TokenType type, uint64_t count)
-    : file_(std::move(file)), offset_(offset), type_(type), count_(count) {
-  const uint64_t bytes = file_.size();
-  if (offset > bytes || count > (bytes - offset) / size_of(type))
-    throw DataError(path(), ": byte ", bytes, ": ends before ", count, " ids of ", size_of(type), " bytes");
+// In the order of TokenType. Megatron's codes 6 and 7 are floating point.
+constexpr std::array kTypes = {facts_of<uint8_t>("'|u1'", 1),  facts_of<int8_t>("'|i1'", 2),
+                               facts_of<uint16_t>("'<u2'", 8), facts_of<int16_t>("'<i2'", 3),
+                               facts_of<uint32_t>("'<u4'", 0), facts_of<int32_t>("'<i4'", 4),
+                               facts_of<uint64_t>("'<u8'", 0), facts_of<int64_t>("'<i8'", 5)};
+
+const TypeFacts& facts_of(TokenType type) { return kTypes[static_cast<size_t>(type)]; }
+
+// The type with this value of a fact; nullopt without one.
+template <class Value>
+std::optional<TokenType> type_with(Value TypeFacts::*fact, Value value) {
+  const auto found = std::ranges::find(kTypes, value, fact);
+  return found == kTypes.end() ? std::nullopt : std::optional(static_cast<TokenType>(found - kTypes.begin()));
 }
-
-void TokenArray::read(uint64_t offset, std::span<int64_t> out) const {
-  const uint64_t size = size_of(type_);
-  file_.read_at(offset_ + offset * size, std::as_writable_bytes(out).last(out.size() * size));
-  visit_type(type_, [&](auto id) { widen_ids<decltype(id)>(out); });
-}
-
-int64_t TokenArray::scan(Hasher& ids) const {
-  constexpr uint64_t kChunk = uint64_t{1} << 16;
-  std::vector<int64_t> buffer(std::min(kChunk, count_));
-  int64_t largest = -1;
-  for (uint64_t offset = 0; offset < count_; offset += kChunk) {
-    end_if_stopped();
-    const auto chunk = std::span(buffer).first(std::min(kChunk, count_ - offset));
-    read(offset, chunk);
-    ids.update(std::as_bytes(chunk));
-    const auto [low, high] = std::minmax_element(chunk.begin(), chunk.end());
-    if (*low < 0)
-      throw DataError(
-          path(), ": byte ", offset_ + (offset + static_cast<uint64_t>(low - chunk.begin())) * size_of(type_),
-          ": a token id is negative or at least 2^63; the file is damaged or does not hold token ids");
-    largest = std::max(largest, *high);
-  }
-  return largest;
-}
-
-using nlohmann::ordered_json;
-
-FolderKind token_folder_kind() {
-  return {kTokenDataFormat, kPrepareRecordFormat, {kIndexName, kTokenizerName}, {kLengthsName}};
-}
-
-ordered_json to_json(uint64_t documents, uint64_t tokens, int64_t max_token) {
-  ordered_json about = {{"documents", documents}, {"tokens", tokens}};
-  if (max_token >= 0) about["max_token"] = max_token;
-  return about;
-}
-
-TokenFacts read_facts(const Manifest& manifest, const std::filesystem::path& path) {
-  const JsonFields about(manifest.about, path.string()), job = about.object("job");
-  TokenFacts facts{job.text("tokenizer_hash"), job.integer("end_of_text", 0), about.count("documents"),
-                   about.count("tokens")};
-  if (facts.tokens > 0) facts.max_token = about.integer("max_token", 0);
-  return facts;
-}
-
-namespace {
 
 TokenType type_of(std::string_view descr, const ByteReader& reader) {
-  constexpr std::array<std::pair<std::string_view, TokenType>, 8> kTypes{{{"'|u1'", TokenType::kUint8},
-                                                                          {"'|i1'", TokenType::kInt8},
-                                                                          {"'<u2'", TokenType::kUint16},
-                                                                          {"'<i2'", TokenType::kInt16},
-                                                                          {"'<u4'", TokenType::kUint32},
-                                                                          {"'<i4'", TokenType::kInt32},
-                                                                          {"'<u8'", TokenType::kUint64},
-                                                                          {"'<i8'", TokenType::kInt64}}};
-  for (const auto& [name, type] : kTypes) {
-    if (descr == name) return type;
-  }
+  if (const auto type = type_with(&TypeFacts::npy, descr)) return *type;
   reader.fail("dtype ", descr.substr(0, 40), " cannot hold token ids; save a little-endian integer array");
 }
 
@@ -137,50 +71,11 @@ TokenArray open_with_header(Descriptor file, std::span<const std::byte> beginnin
   return TokenArray(std::move(file), offset, type, static_cast<uint64_t>(header.shape[0]));
 }
 
-}  // namespace
-
-TokenArray open_npy(const std::filesystem::path& path, int64_t vocab_size) {
-  Descriptor file = open_regular(path);
-  const auto beginning = read_npy_beginning(file);
-  if (begins_as_npy(beginning)) return open_with_header(std::move(file), beginning);
-  const TokenType type = vocab_size > (int64_t{1} << 16) ? TokenType::kUint32 : TokenType::kUint16;
-  const uint64_t bytes = file.size();
-  if (bytes % size_of(type) != 0)
-    throw DataError(path, ": byte ", bytes, ": ends within a token id of ", size_of(type),
-                    " bytes: truncated");
-  const uint64_t count = bytes / size_of(type);
-  return TokenArray(std::move(file), 0, type, count);
-}
-
-namespace {
-
 using namespace std::string_view_literals;
 
 constexpr std::string_view kIndexMagic = "MMIDIDX\0\0"sv;
 constexpr uint64_t kVersion = 1;
 constexpr uint64_t kHeadBytes = 34;  // before the three arrays
-constexpr uint8_t kInt32Code = 4;
-constexpr uint8_t kUint16Code = 8;
-
-// Megatron's type codes. Codes 6 and 7 are floating point.
-std::optional<TokenType> type_of(uint8_t code) {
-  switch (code) {
-    case 1:
-      return TokenType::kUint8;
-    case 2:
-      return TokenType::kInt8;
-    case 3:
-      return TokenType::kInt16;
-    case kInt32Code:
-      return TokenType::kInt32;
-    case 5:
-      return TokenType::kInt64;
-    case kUint16Code:
-      return TokenType::kUint16;
-    default:
-      return std::nullopt;
-  }
-}
 
 TokenType read_header(ByteReader& reader) {
   if (reader.take_text(kIndexMagic.size()) != kIndexMagic)
@@ -188,8 +83,8 @@ TokenType read_header(ByteReader& reader) {
   const auto version = reader.read<uint64_t>();
   if (version != kVersion) reader.fail("index version ", version, " is not supported; only version 1 is");
   const auto code = reader.read<uint8_t>();
-  const auto type = type_of(code);
-  if (!type) reader.fail("type code ", code, " is not an integer type");
+  const auto type = type_with(&TypeFacts::megatron, code);
+  if (code == 0 || !type) reader.fail("type code ", code, " is not an integer type");
   return *type;
 }
 
@@ -220,8 +115,7 @@ class IndexColumn {
 
  private:
   const Descriptor& file_;
-  uint64_t offset_;
-  uint64_t unread_;
+  uint64_t offset_, unread_;
   std::vector<T> piece_;
   size_t at_ = 0;
 };
@@ -255,9 +149,100 @@ void check_bounds(IndexColumn<int64_t> values, uint64_t bounds, uint64_t sequenc
   }
 }
 
+fs::path with_ending(const fs::path& prefix, const char* ending) { return prefix.string() + ending; }
+
+// Lists the .bin and .npy files of the folder, sorted by name. An .idx file without its .bin file is listed
+// too, so that opening it reports the missing file.
+std::vector<fs::path> list_token_files(const fs::path& folder) {
+  std::vector<fs::path> files;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const fs::path& path = it->path();
+    if (path.filename().string().starts_with(".")) continue;
+    if (path.extension() == ".npy" || path.extension() == ".bin") files.push_back(path);
+    if (path.extension() == ".idx" && !is_there(fs::path(path).replace_extension(".bin")))
+      files.push_back(path);
+  }
+  if (error) throw DataError(folder, ": cannot be listed: ", error.message());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+// Returns the prefix "a" for "a.bin" and "a.idx", and any other path unchanged.
+fs::path prefix_of(const fs::path& path) {
+  return path.extension() == ".bin" || path.extension() == ".idx" ? fs::path(path).replace_extension() : path;
+}
+
 }  // namespace
 
-TokenPair open_megatron(const std::filesystem::path& bin, const std::filesystem::path& idx) {
+uint64_t size_of(TokenType type) { return facts_of(type).size; }
+
+TokenArray::TokenArray(Descriptor file, uint64_t offset, TokenType type, uint64_t count)
+    : file_(std::move(file)), offset_(offset), type_(type), count_(count) {
+  const uint64_t bytes = file_.size();
+  if (offset > bytes || count > (bytes - offset) / size_of(type))
+    throw DataError(path(), ": byte ", bytes, ": ends before ", count, " ids of ", size_of(type), " bytes");
+}
+
+void TokenArray::read(uint64_t offset, std::span<int64_t> out) const {
+  const uint64_t size = size_of(type_);
+  file_.read_at(offset_ + offset * size, std::as_writable_bytes(out).last(out.size() * size));
+  facts_of(type_).widen(out);
+}
+
+int64_t TokenArray::scan(Hasher& ids) const {
+  constexpr uint64_t kChunk = uint64_t{1} << 16;
+  std::vector<int64_t> buffer(std::min(kChunk, count_));
+  int64_t largest = -1;
+  for (uint64_t offset = 0; offset < count_; offset += kChunk) {
+    end_if_stopped();
+    const auto chunk = std::span(buffer).first(std::min(kChunk, count_ - offset));
+    read(offset, chunk);
+    ids.update(std::as_bytes(chunk));
+    const auto [low, high] = std::minmax_element(chunk.begin(), chunk.end());
+    if (*low < 0)
+      throw DataError(
+          path(), ": byte ", offset_ + (offset + static_cast<uint64_t>(low - chunk.begin())) * size_of(type_),
+          ": a token id is negative or at least 2^63; the file is damaged or does not hold token ids");
+    largest = std::max(largest, *high);
+  }
+  return largest;
+}
+
+using nlohmann::ordered_json;
+
+FolderKind token_folder_kind() {
+  return {kTokenDataFormat, kPrepareRecordFormat, {kIndexName, kTokenizerName}, {kLengthsName}};
+}
+
+ordered_json to_json(uint64_t documents, uint64_t tokens, int64_t max_token) {
+  ordered_json about = {{"documents", documents}, {"tokens", tokens}};
+  if (max_token >= 0) about["max_token"] = max_token;
+  return about;
+}
+
+TokenFacts read_facts(const Manifest& manifest, const fs::path& path) {
+  const JsonFields about(manifest.about, path.string()), job = about.object("job");
+  TokenFacts facts{job.text("tokenizer_hash"), job.integer("end_of_text", 0), about.count("documents"),
+                   about.count("tokens")};
+  if (facts.tokens > 0) facts.max_token = about.integer("max_token", 0);
+  return facts;
+}
+
+TokenArray open_npy(const fs::path& path, int64_t vocab_size) {
+  Descriptor file = open_regular(path);
+  const auto beginning = read_npy_beginning(file);
+  if (begins_as_npy(beginning)) return open_with_header(std::move(file), beginning);
+  const TokenType type = vocab_size > (int64_t{1} << 16) ? TokenType::kUint32 : TokenType::kUint16;
+  const uint64_t bytes = file.size();
+  if (bytes % size_of(type) != 0)
+    throw DataError(path, ": byte ", bytes, ": ends within a token id of ", size_of(type),
+                    " bytes: truncated");
+  const uint64_t count = bytes / size_of(type);
+  return TokenArray(std::move(file), 0, type, count);
+}
+
+TokenPair open_megatron(const fs::path& bin, const fs::path& idx) {
   const Descriptor index = open_regular(idx);
   const uint64_t index_bytes = index.size();
   std::vector<std::byte> head(std::min(index_bytes, kHeadBytes));
@@ -289,15 +274,14 @@ TokenPair open_megatron(const std::filesystem::path& bin, const std::filesystem:
   return {TokenArray(std::move(ids), 0, type, count), bounds - 1};
 }
 
-std::string write_megatron_index(const std::filesystem::path& path, TokenType type,
-                                 const MappedFile& lengths) {
+std::string write_megatron_index(const fs::path& path, TokenType type, const MappedFile& lengths) {
   Hasher hasher;
   OutputFile file(path, &hasher);
   const auto put = [&](auto value) { file.write(std::as_bytes(std::span(&value, 1))); };
   const uint64_t documents = lengths.bytes().size() / sizeof(int32_t);
   file.write(kIndexMagic);
   put(kVersion);
-  put(uint8_t{type == TokenType::kUint16 ? kUint16Code : kInt32Code});
+  put(facts_of(type).megatron);
   put(documents);
   put(documents + 1);
   file.write(lengths.bytes());
@@ -311,46 +295,6 @@ std::string write_megatron_index(const std::filesystem::path& path, TokenType ty
   file.sync_and_close();
   return hasher.hexdigest();
 }
-
-namespace {
-
-namespace fs = std::filesystem;
-
-fs::path with_ending(const fs::path& prefix, const char* ending) { return prefix.string() + ending; }
-
-// Lists the .bin and .npy files of the folder, sorted by name. An .idx file without its .bin file is listed
-// too, so that opening it reports the missing file.
-std::vector<fs::path> list_token_files(const fs::path& folder) {
-  std::vector<fs::path> files;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    const fs::path& path = it->path();
-    if (path.filename().string().starts_with(".")) continue;
-    if (path.extension() == ".npy" || path.extension() == ".bin") files.push_back(path);
-    if (path.extension() == ".idx" && !is_there(fs::path(path).replace_extension(".bin")))
-      files.push_back(path);
-  }
-  if (error) throw DataError(folder, ": cannot be listed: ", error.message());
-  std::sort(files.begin(), files.end());
-  return files;
-}
-
-// Returns the facts in the manifest. Throws DataError if the folder holds a token file that the manifest does
-// not list.
-TokenFacts read_facts(const fs::path& folder, const std::vector<fs::path>& files, const Manifest& manifest) {
-  for (const fs::path& path : files) {
-    if (!manifest.files.contains(path.filename().string()))
-      throw DataError(path, ": not in this folder's manifest.json; move it elsewhere");
-  }
-  return data::read_facts(manifest, folder / kManifestName);
-}
-
-// Returns the prefix "a" for "a.bin" and "a.idx", and any other path unchanged.
-fs::path prefix_of(const fs::path& path) {
-  return path.extension() == ".bin" || path.extension() == ".idx" ? fs::path(path).replace_extension() : path;
-}
-
-}  // namespace
 
 std::optional<fs::path> tokenizer_beside(const fs::path& data) {
   const fs::path path = data / kTokenizerName;
@@ -369,7 +313,10 @@ void TokenStream::open_folder(Verify verify, int64_t vocab_size) {
   std::optional<TokenFacts> facts;
   if (is_there(path_ / kManifestName)) {
     const Manifest manifest = read_verified_manifest(path_, kTokenDataFormat, verify);
-    facts = read_facts(path_, files, manifest);
+    for (const fs::path& path : files)
+      if (!manifest.files.contains(path.filename().string()))
+        throw DataError(path, ": not in this folder's manifest.json; move it elsewhere");
+    facts = read_facts(manifest, path_ / kManifestName);
     content_hash_ = hash_of(manifest.files);
   } else if (files.empty()) {
     throw DataError(path_, ": holds no token files (.bin with .idx, or .npy)");

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,7 +13,6 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "dtopp/base/descriptor.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/manifest.h"
@@ -40,7 +38,7 @@ class TokenArray {
   // Reads all ids and returns the largest; -1 if there are none. Adds each id to the hash `ids` as eight
   // bytes. Throws DataError, naming file and byte, if an id is negative.
   int64_t scan(Hasher& ids) const;
-  const std::filesystem::path& path() const { return file_.path(); }
+  const fs::path& path() const { return file_.path(); }
 
  private:
   Descriptor file_;
@@ -62,8 +60,7 @@ FolderKind token_folder_kind();
 struct TokenFacts {
   std::string tokenizer_hash;
   int64_t end_of_text = 0;
-  uint64_t documents = 0;
-  uint64_t tokens = 0;
+  uint64_t documents = 0, tokens = 0;
   int64_t max_token = -1;  // -1: no tokens
 };
 
@@ -72,12 +69,12 @@ struct TokenFacts {
 nlohmann::ordered_json to_json(uint64_t documents, uint64_t tokens, int64_t max_token);
 // Reads the facts from the `about` object of the manifest at `path`. Throws DataError, naming `path` and the
 // key, if a value is missing or has a wrong type.
-TokenFacts read_facts(const Manifest& manifest, const std::filesystem::path& path);
+TokenFacts read_facts(const Manifest& manifest, const fs::path& path);
 
 // Opens a .npy file with NumPy's header (one dimension, integers, little-endian) or without a header. OLMo
 // writes raw ids without a header: uint16, or uint32 if `vocab_size` exceeds 65536. Throws DataError if the
 // header is not supported or the file is truncated.
-TokenArray open_npy(const std::filesystem::path& path, int64_t vocab_size);
+TokenArray open_npy(const fs::path& path, int64_t vocab_size);
 
 // The .idx file of Megatron's IndexedDataset, version 1, little-endian:
 //
@@ -98,16 +95,15 @@ struct TokenPair {
 
 // Opens a .bin file and its .idx file. Throws DataError if the index is damaged or does not match the .bin
 // file.
-TokenPair open_megatron(const std::filesystem::path& bin, const std::filesystem::path& idx);
+TokenPair open_megatron(const fs::path& bin, const fs::path& idx);
 
 // Writes the index of consecutive documents, each of which is one sequence. `lengths` holds one int32 per
 // document; `type` is uint16 or int32. Returns the checksum of the index.
-std::string write_megatron_index(const std::filesystem::path& path, TokenType type,
-                                 const MappedFile& lengths);
+std::string write_megatron_index(const fs::path& path, TokenType type, const MappedFile& lengths);
 
 // Returns the path of the tokenizer.json in a folder of data. Returns nullopt if there is no such file or
 // `data` is not a folder.
-std::optional<std::filesystem::path> tokenizer_beside(const std::filesystem::path& data);
+std::optional<fs::path> tokenizer_beside(const fs::path& data);
 
 // A stream of token ids: the documents of one or more files, concatenated in order.
 class TokenStream {
@@ -116,8 +112,7 @@ class TokenStream {
   // Without a manifest, all ids are read once. With one, `verify` decides which files are read. Headerless
   // .npy files hold uint16, or uint32 if `vocab_size` exceeds 65536. Throws DataError, naming file and byte,
   // if a file is missing, truncated or damaged.
-  static TokenStream open(const std::filesystem::path& path, Verify verify = Verify::kChanged,
-                          int64_t vocab_size = 0);
+  static TokenStream open(const fs::path& path, Verify verify = Verify::kChanged, int64_t vocab_size = 0);
 
   uint64_t size() const { return first_token_.back(); }  // tokens
   // Copies tokens [offset, offset + out.size()). Throws std::out_of_range if they exceed the stream.
@@ -134,16 +129,16 @@ class TokenStream {
   const std::string& content_hash() const { return content_hash_; }
   // Throws UsageError if the largest id is not below a model's vocab_size.
   void require_ids_below(int64_t vocab_size) const;
-  const std::filesystem::path& path() const { return path_; }
+  const fs::path& path() const { return path_; }
 
  private:
-  explicit TokenStream(std::filesystem::path path) : path_(std::move(path)) {}
+  explicit TokenStream(fs::path path) : path_(std::move(path)) {}
   void open_folder(Verify verify, int64_t vocab_size);
   void open_single(int64_t vocab_size);
-  void add_pair(const std::filesystem::path& prefix);
+  void add_pair(const fs::path& prefix);
   void scan();
 
-  std::filesystem::path path_;
+  fs::path path_;
   std::vector<TokenArray> arrays_;
   std::vector<uint64_t> first_token_{0};  // offset of each array's first token, then the total
   uint64_t documents_ = 0;

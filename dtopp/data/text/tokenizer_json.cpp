@@ -57,84 +57,6 @@ void visit_parts(const TokenizerFields& object, const char* list, const Visit& v
     visit_parts(object.part(part, TokenizerFields::at(list, index++)), list, visit);
 }
 
-}  // namespace
-
-ByteAlphabet::ByteAlphabet() {
-  bytes_.fill(-1);
-  char32_t next = 0x100;
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool printable =
-        (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
-    characters_[byte] = printable ? static_cast<char32_t>(byte) : next++;
-    bytes_[characters_[byte]] = static_cast<int16_t>(byte);
-  }
-}
-
-std::string ByteAlphabet::encode(std::string_view bytes) const {
-  std::string text;
-  for (const char byte : bytes) append_utf8(text, characters_[static_cast<uint8_t>(byte)]);
-  return text;
-}
-
-void ByteAlphabet::append_bytes(std::string& bytes, std::string_view token) const {
-  const size_t before = bytes.size();
-  for (size_t i = 0; i < token.size();) {
-    const CodePoint c = code_point_at(token, i);
-    const int byte = c.value < bytes_.size() ? bytes_[c.value] : -1;
-    if (byte < 0) {
-      bytes.resize(before);
-      bytes += token;
-      return;
-    }
-    bytes += static_cast<char>(byte);
-    i += c.bytes;
-  }
-}
-
-std::string quote(std::string_view token) {
-  constexpr size_t kShown = 60;
-  std::string text(1, '"');
-  text += replace_invalid_utf8(token.substr(0, kShown));
-  text += token.size() > kShown ? "...\"" : "\"";
-  return text;
-}
-
-uint64_t make_hash_seed() {
-  std::random_device device;
-  return uint64_t{device()} << 32 | device();
-}
-
-size_t Vocabulary::SeededHash::operator()(std::string_view text) const {
-  return XXH3_64bits_withSeed(text.data(), text.size(), seed);
-}
-
-Vocabulary::Vocabulary(const std::vector<std::pair<std::string, int32_t>>& entries, const std::string& file)
-    : ids_(entries.size(), SeededHash{make_hash_seed()}) {
-  for (const auto& [token, id] : entries) ids_.insert_or_assign(token, id);
-  int32_t largest = -1;
-  for (const auto& [token, id] : ids_) largest = std::max(largest, id);
-  tokens_.resize(largest + 1, nullptr);
-  for (const auto& [token, id] : ids_) {
-    if (tokens_[id] != nullptr)
-      throw DataError(file, ": model.vocab: ", quote(*tokens_[id]), " and ", quote(token), " share the id ",
-                      id);
-    tokens_[id] = &token;
-  }
-}
-
-std::optional<int32_t> Vocabulary::id(std::string_view token) const {
-  const auto found = ids_.find(token);
-  if (found == ids_.end()) return std::nullopt;
-  return found->second;
-}
-
-const std::string* Vocabulary::token(int32_t id) const {
-  if (id < 0 || id >= static_cast<int64_t>(tokens_.size())) return nullptr;
-  return tokens_[id];
-}
-
-namespace {
-
 // Returns the length of the contraction ('s 't 'm 'd 're 've 'll) whose apostrophe is at `begin`, or 0.
 size_t contraction_length(std::string_view text, size_t begin) {
   const auto at = [&](size_t i) { return begin + i < text.size() ? text[begin + i] : '\0'; };
@@ -153,43 +75,6 @@ size_t contraction_length(std::string_view text, size_t begin) {
       return 0;
   }
 }
-
-// Returns the end of the run of `category` that continues at `offset`.
-size_t skip_category(std::string_view text, size_t offset, Category category,
-                     const CodePointClasses& classes) {
-  while (offset < text.size()) {
-    const CodePoint c = code_point_at(text, offset);
-    if (classes.category(c.value) != category) break;
-    offset += c.bytes;
-  }
-  return offset;
-}
-
-}  // namespace
-
-size_t find_word_end(std::string_view text, size_t begin, const CodePointClasses& classes) {
-  if (text[begin] == '\'') {
-    const size_t length = contraction_length(text, begin);
-    if (length > 0) return begin + length;
-  }
-  const CodePoint first = code_point_at(text, begin);
-  const Category category = classes.category(first.value);
-  const size_t second = begin + first.bytes;
-  if (category != Category::kSpace) return skip_category(text, second, category, classes);
-  if (first.value == ' ' && second < text.size()) {
-    const CodePoint next = code_point_at(text, second);
-    const Category next_category = classes.category(next.value);
-    if (next_category != Category::kSpace)
-      return skip_category(text, second + next.bytes, next_category, classes);
-  }
-  const size_t end = skip_category(text, second, Category::kSpace, classes);
-  if (end == text.size()) return end;
-  // The last of several spaces begins the next word, because \s+(?!\S) does not match it.
-  const size_t last = end - code_point_before(text, end).bytes;
-  return last > begin ? last : end;
-}
-
-namespace {
 
 constexpr std::string_view kHexDigits = "0123456789ABCDEF";
 
@@ -222,54 +107,6 @@ void append_bytes(const std::string& bytes, std::string& text) {
   }
   for (size_t i = 0; i < bytes.size(); ++i) text += "\uFFFD";
 }
-
-}  // namespace
-
-void mark_spaces(std::string_view piece, bool at_begin, FirstMark first, std::string& marked) {
-  const bool is_marked = piece.starts_with(' ') || piece.starts_with(kSpaceMark);
-  const bool adds =
-      first == FirstMark::kAll ||
-      (!is_marked && (first == FirstMark::kUnmarked || (first == FirstMark::kUnmarkedAtBegin && at_begin)));
-  marked.assign(adds ? kSpaceMark : "");
-  for (const char c : piece) {
-    if (c == ' ')
-      marked += kSpaceMark;
-    else
-      marked += c;
-  }
-}
-
-size_t find_marked_end(std::string_view text, size_t begin) {
-  return std::min(text.find(kSpaceMark, begin + 1), text.size());
-}
-
-std::string byte_token(uint8_t byte) {
-  return {'<', '0', 'x', kHexDigits[byte >> 4], kHexDigits[byte & 15], '>'};
-}
-
-std::string unmark(std::span<const std::string* const> tokens) {
-  std::string text, bytes;
-  for (const std::string* token : tokens) {
-    if (const auto byte = byte_of(*token)) {
-      bytes += static_cast<char>(*byte);
-      continue;
-    }
-    append_bytes(bytes, text);
-    bytes.clear();
-    append_with_spaces(*token, text);
-  }
-  append_bytes(bytes, text);
-  return text;
-}
-
-int64_t marked_bytes(std::string_view token) {
-  if (byte_of(token)) return 1;
-  std::string text;
-  append_with_spaces(token, text);
-  return static_cast<int64_t>(text.size());
-}
-
-namespace {
 
 void require_text(const TokenizerFields& fields, const char* key, std::string_view wanted) {
   if (fields.get<std::string>(key, "") != wanted) fields.fail(key, "must be ", quote(wanted));
@@ -357,8 +194,7 @@ bool read_space_marks(const TokenizerFields& root, TokenizerSpec& spec) {
 
 // The characters of Digits. For it, tokenizers 0.23 uses Unicode 17, and for regular expressions an older
 // one.
-constexpr const char* kDigit = "[\\p{N}\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]";
-constexpr const char* kDigits = "[\\p{N}\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]+";
+constexpr char kDigit[] = "[\\p{N}\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]";
 
 // Reads any number of Split and Digits, then ByteLevel; or marks for spaces.
 void read_pre_tokenizer(const TokenizerFields& root, TokenizerSpec& spec) {
@@ -372,7 +208,7 @@ void read_pre_tokenizer(const TokenizerFields& root, TokenizerSpec& spec) {
       spec.splits.push_back(read_split(part));
     } else if (!complete && type == "Digits") {
       const bool each = part.get<bool>("individual_digits");
-      spec.splits.push_back({each ? kDigit : kDigits, part.field("type")});
+      spec.splits.push_back({std::string(kDigit) + (each ? "" : "+"), part.field("type")});
     } else if (!complete && type == "ByteLevel") {
       spec.add_prefix_space = part.get<bool>("add_prefix_space");
       spec.use_regex = part.get("use_regex", true);
@@ -508,6 +344,148 @@ void read_added_tokens(const TokenizerFields& root, TokenizerSpec& spec) {
 }
 
 }  // namespace
+
+ByteAlphabet::ByteAlphabet() {
+  bytes_.fill(-1);
+  char32_t next = 0x100;
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool printable =
+        (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
+    characters_[byte] = printable ? static_cast<char32_t>(byte) : next++;
+    bytes_[characters_[byte]] = static_cast<int16_t>(byte);
+  }
+}
+
+std::string ByteAlphabet::encode(std::string_view bytes) const {
+  std::string text;
+  for (const char byte : bytes) append_utf8(text, characters_[static_cast<uint8_t>(byte)]);
+  return text;
+}
+
+void ByteAlphabet::append_bytes(std::string& bytes, std::string_view token) const {
+  const size_t before = bytes.size();
+  for (size_t i = 0; i < token.size();) {
+    const CodePoint c = code_point_at(token, i);
+    const int byte = c.value < bytes_.size() ? bytes_[c.value] : -1;
+    if (byte < 0) {
+      bytes.resize(before);
+      bytes += token;
+      return;
+    }
+    bytes += static_cast<char>(byte);
+    i += c.bytes;
+  }
+}
+
+std::string quote(std::string_view token) {
+  constexpr size_t kShown = 60;
+  std::string text(1, '"');
+  text += replace_invalid_utf8(token.substr(0, kShown));
+  text += token.size() > kShown ? "...\"" : "\"";
+  return text;
+}
+
+uint64_t make_hash_seed() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+size_t Vocabulary::SeededHash::operator()(std::string_view text) const {
+  return XXH3_64bits_withSeed(text.data(), text.size(), seed);
+}
+
+Vocabulary::Vocabulary(const std::vector<std::pair<std::string, int32_t>>& entries, const std::string& file)
+    : ids_(entries.size(), SeededHash{make_hash_seed()}) {
+  for (const auto& [token, id] : entries) ids_.insert_or_assign(token, id);
+  int32_t largest = -1;
+  for (const auto& [token, id] : ids_) largest = std::max(largest, id);
+  tokens_.resize(largest + 1, nullptr);
+  for (const auto& [token, id] : ids_) {
+    if (tokens_[id] != nullptr)
+      throw DataError(file, ": model.vocab: ", quote(*tokens_[id]), " and ", quote(token), " share the id ",
+                      id);
+    tokens_[id] = &token;
+  }
+}
+
+std::optional<int32_t> Vocabulary::id(std::string_view token) const {
+  const auto found = ids_.find(token);
+  if (found == ids_.end()) return std::nullopt;
+  return found->second;
+}
+
+const std::string* Vocabulary::token(int32_t id) const {
+  if (id < 0 || id >= static_cast<int64_t>(tokens_.size())) return nullptr;
+  return tokens_[id];
+}
+
+size_t find_word_end(std::string_view text, size_t begin, const CodePointClasses& classes) {
+  if (text[begin] == '\'') {
+    const size_t length = contraction_length(text, begin);
+    if (length > 0) return begin + length;
+  }
+  const CodePoint first = code_point_at(text, begin);
+  const Category category = classes.category(first.value);
+  const size_t second = begin + first.bytes;
+  const auto skip = [&](size_t offset, Category of) {
+    return skip_code_points(text, offset, [&](char32_t c) { return classes.category(c) == of; });
+  };
+  if (category != Category::kSpace) return skip(second, category);
+  if (first.value == ' ' && second < text.size()) {
+    const CodePoint next = code_point_at(text, second);
+    const Category next_category = classes.category(next.value);
+    if (next_category != Category::kSpace) return skip(second + next.bytes, next_category);
+  }
+  const size_t end = skip(second, Category::kSpace);
+  if (end == text.size()) return end;
+  // The last of several spaces begins the next word, because \s+(?!\S) does not match it.
+  const size_t last = end - code_point_before(text, end).bytes;
+  return last > begin ? last : end;
+}
+
+void mark_spaces(std::string_view piece, bool at_begin, FirstMark first, std::string& marked) {
+  const bool is_marked = piece.starts_with(' ') || piece.starts_with(kSpaceMark);
+  const bool adds =
+      first == FirstMark::kAll ||
+      (!is_marked && (first == FirstMark::kUnmarked || (first == FirstMark::kUnmarkedAtBegin && at_begin)));
+  marked.assign(adds ? kSpaceMark : "");
+  for (const char c : piece) {
+    if (c == ' ')
+      marked += kSpaceMark;
+    else
+      marked += c;
+  }
+}
+
+size_t find_marked_end(std::string_view text, size_t begin) {
+  return std::min(text.find(kSpaceMark, begin + 1), text.size());
+}
+
+std::string byte_token(uint8_t byte) {
+  return {'<', '0', 'x', kHexDigits[byte >> 4], kHexDigits[byte & 15], '>'};
+}
+
+std::string unmark(std::span<const std::string* const> tokens) {
+  std::string text, bytes;
+  for (const std::string* token : tokens) {
+    if (const auto byte = byte_of(*token)) {
+      bytes += static_cast<char>(*byte);
+      continue;
+    }
+    append_bytes(bytes, text);
+    bytes.clear();
+    append_with_spaces(*token, text);
+  }
+  append_bytes(bytes, text);
+  return text;
+}
+
+int64_t marked_bytes(std::string_view token) {
+  if (byte_of(token)) return 1;
+  std::string text;
+  append_with_spaces(token, text);
+  return static_cast<int64_t>(text.size());
+}
 
 TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& file) {
   simdjson::dom::parser parser;

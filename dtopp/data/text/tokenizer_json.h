@@ -26,7 +26,6 @@ namespace dtopp::data {
 class ByteAlphabet {
  public:
   ByteAlphabet();
-  char32_t character(uint8_t byte) const { return characters_[byte]; }
   std::string encode(std::string_view bytes) const;
   // Appends the bytes of a token. A token with a character outside the alphabet contributes its own UTF-8.
   void append_bytes(std::string& bytes, std::string_view token) const;
@@ -65,13 +64,11 @@ std::string quote(std::string_view token);
 // Returns a random seed for hash tables that untrusted files fill.
 uint64_t make_hash_seed();
 
-// Splits text into words by the GPT-2 pattern, with a scanner instead of a regular expression. The words
-// cover the text: their concatenation is the text again.
-
 inline constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// Returns the end of the word that begins at `begin` (< text.size()). Precondition: `text` is valid UTF-8.
+// Returns the end of the word that begins at `begin` (< text.size()), by the GPT-2 pattern, with a scanner
+// instead of a regular expression. The words cover the text. Precondition: `text` is valid UTF-8.
 size_t find_word_end(std::string_view text, size_t begin, const CodePointClasses& classes);
 
 // Writes spaces as the mark U+2581 ▁, as SentencePiece does, and reads them back. Bytes of characters that
@@ -86,8 +83,8 @@ enum class FirstMark { kNone, kAll, kUnmarked, kUnmarkedAtBegin };
 struct SpaceMarks {
   FirstMark first = FirstMark::kNone;
   bool split = false;  // each mark begins a word; else a piece is one word
-  bool decodes =
-      false;  // decoding turns marks to spaces and <0x0A> to bytes; else it joins tokens with spaces
+  // Decoding turns marks to spaces and <0x0A> to bytes; else it joins tokens with spaces.
+  bool decodes = false;
   bool strips_first = false;  // decoding drops a space at the begin
 };
 
@@ -97,8 +94,7 @@ void mark_spaces(std::string_view piece, bool at_begin, FirstMark first, std::st
 // Returns the end of the word that begins at `begin` (< text.size()): the next mark, or the end.
 size_t find_marked_end(std::string_view text, size_t begin);
 
-// "<0x0A>"
-std::string byte_token(uint8_t byte);
+std::string byte_token(uint8_t byte);  // "<0x0A>"
 
 // Returns the text of tokens: marks become spaces. A run of byte tokens that is not valid UTF-8 becomes a
 // U+FFFD per byte.
@@ -119,11 +115,7 @@ inline constexpr size_t kMaxAddedTokenBytes = 1024;
 
 struct AddedToken {
   std::string content;
-  bool single_word = false;
-  bool lstrip = false;
-  bool rstrip = false;
-  bool normalized = false;
-  bool special = false;
+  bool single_word = false, lstrip = false, rstrip = false, normalized = false, special = false;
 };
 
 // A pre-tokenizer that divides text where a pattern matches, before ByteLevel does.
@@ -144,9 +136,7 @@ struct TokenizerSpec {
   std::vector<std::pair<std::string, int32_t>> vocab;
   std::vector<std::pair<std::string, std::string>> merges;  // best first
   std::optional<std::string> unk_token;
-  bool fuse_unk = false;
-  bool byte_fallback = false;
-  bool ignore_merges = false;
+  bool fuse_unk = false, byte_fallback = false, ignore_merges = false;
   std::vector<AddedToken> added_tokens;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 #include <utf8proc.h>
 
@@ -32,85 +33,6 @@ Utf8Part utf8_part_at(std::string_view text, size_t offset) {
   }
   return {bytes, true};
 }
-
-}  // namespace
-
-const CodePointClasses& CodePointClasses::get() {
-  static const CodePointClasses classes;
-  return classes;
-}
-
-CodePointClasses::CodePointClasses() : bits_(0x110000) {
-  for (size_t run = 0; run < kUnicodeTableSize; ++run) {
-    const size_t begin = kUnicodeTable[run] >> 8;
-    const size_t end = run + 1 < kUnicodeTableSize ? kUnicodeTable[run + 1] >> 8 : bits_.size();
-    std::fill(bits_.begin() + begin, bits_.begin() + end, static_cast<uint8_t>(kUnicodeTable[run] & 0xFF));
-  }
-}
-
-void append_utf8(std::string& text, char32_t c) {
-  const auto tail = [&](int shift) { return static_cast<char>(0x80 | (c >> shift & 0x3F)); };
-  if (c < 0x80) {
-    text += static_cast<char>(c);
-  } else if (c < 0x800) {
-    text += {static_cast<char>(0xC0 | c >> 6), tail(0)};
-  } else if (c < 0x10000) {
-    text += {static_cast<char>(0xE0 | c >> 12), tail(6), tail(0)};
-  } else {
-    text += {static_cast<char>(0xF0 | c >> 18), tail(12), tail(6), tail(0)};
-  }
-}
-
-std::string_view replace_new_code_points(std::string_view text, std::string& storage) {
-  const CodePointClasses& classes = CodePointClasses::get();
-  const auto find_new = [&](size_t offset) {
-    return find_code_point(text, offset, [&](char32_t c) { return classes.is_new(c); });
-  };
-  size_t found = find_new(0);
-  if (found == text.size()) return text;
-  storage.clear();
-  for (size_t copied = 0;; found = find_new(copied)) {
-    storage += text.substr(copied, found - copied);
-    if (found == text.size()) return storage;
-    const CodePoint c = code_point_at(text, found);
-    const auto run = std::partition_point(kNewCodePoints, kNewCodePoints + kNewCodePointsSize,
-                                          [&](const NewCodePoints& r) { return r.last < c.value; });
-    append_utf8(storage, run->stand_in);
-    copied = found + c.bytes;
-  }
-}
-
-char32_t lower_case(char32_t c) {
-  return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
-}
-
-std::optional<size_t> find_invalid_utf8(std::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    const Utf8Part part = utf8_part_at(text, i);
-    if (!part.valid) return i;
-    i += part.bytes;
-  }
-  return std::nullopt;
-}
-
-std::string replace_invalid_utf8(std::string_view bytes) {
-  std::string text;
-  text.reserve(bytes.size());
-  for (size_t i = 0; i < bytes.size();) {
-    const Utf8Part part = utf8_part_at(bytes, i);
-    text += part.valid ? bytes.substr(i, part.bytes) : std::string_view("\uFFFD");
-    i += part.bytes;
-  }
-  return text;
-}
-
-// Normalizes text to NFC.
-//
-// Only the ranges around code points that NFC may change go through utf8proc; the rest is copied. A combining
-// mark that is newer than the Unicode version of `tokenizers` is an ordinary character there. utf8proc would
-// treat it as a mark, so it must not reach utf8proc.
-
-namespace {
 
 int combining_class(utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; }
 
@@ -157,25 +79,79 @@ void append_nfc(std::string& out, std::string_view segment) {
   for (utf8proc_ssize_t i = 0; i < count; ++i) append_utf8(out, static_cast<char32_t>(code_points[i]));
 }
 
-size_t find_nfc_active(std::string_view text, size_t offset) {
-  const CodePointClasses& classes = CodePointClasses::get();
-  return find_code_point(text, offset, [&](char32_t c) { return classes.is_nfc_active(c); });
-}
-
-// Returns the end of the run of such code points that begins at `offset`.
-size_t skip_nfc_active(std::string_view text, size_t offset) {
-  while (offset < text.size()) {
-    const CodePoint c = code_point_at(text, offset);
-    if (!CodePointClasses::get().is_nfc_active(c.value)) break;
-    offset += c.bytes;
-  }
-  return offset;
-}
-
 }  // namespace
 
+const CodePointClasses& CodePointClasses::get() {
+  static const CodePointClasses classes;
+  return classes;
+}
+
+CodePointClasses::CodePointClasses() {
+  for (const uint32_t run : std::span(kUnicodeTable, kUnicodeTableSize))
+    bits_.insert(bits_.end(), run >> 5, static_cast<uint8_t>(run & 31));
+}
+
+void append_utf8(std::string& text, char32_t c) {
+  std::array<utf8proc_uint8_t, 4> bytes;
+  const auto count = utf8proc_encode_char(static_cast<utf8proc_int32_t>(c), bytes.data());
+  text.append(bytes.begin(), bytes.begin() + count);
+}
+
+std::string_view replace_new_code_points(std::string_view text, std::string& storage) {
+  const CodePointClasses& classes = CodePointClasses::get();
+  const auto find_new = [&](size_t offset) {
+    return find_code_point(text, offset, [&](char32_t c) { return classes.is_new(c); });
+  };
+  size_t found = find_new(0);
+  if (found == text.size()) return text;
+  storage.clear();
+  for (size_t copied = 0;; found = find_new(copied)) {
+    storage += text.substr(copied, found - copied);
+    if (found == text.size()) return storage;
+    const CodePoint c = code_point_at(text, found);
+    const auto run =
+        std::partition_point(kNewCodePoints, kNewCodePoints + kNewCodePointsSize,
+                             [&](const NewCodePoints& r) { return r.first + r.count <= c.value; });
+    append_utf8(storage, run->stand_in);
+    copied = found + c.bytes;
+  }
+}
+
+char32_t lower_case(char32_t c) {
+  return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
+}
+
+std::optional<size_t> find_invalid_utf8(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    const Utf8Part part = utf8_part_at(text, i);
+    if (!part.valid) return i;
+    i += part.bytes;
+  }
+  return std::nullopt;
+}
+
+std::string replace_invalid_utf8(std::string_view bytes) {
+  std::string text;
+  text.reserve(bytes.size());
+  for (size_t i = 0; i < bytes.size();) {
+    const Utf8Part part = utf8_part_at(bytes, i);
+    text += part.valid ? bytes.substr(i, part.bytes) : std::string_view("\uFFFD");
+    i += part.bytes;
+  }
+  return text;
+}
+
+// Normalizes text to NFC.
+//
+// Only the ranges around code points that NFC may change go through utf8proc; the rest is copied. A combining
+// mark that is newer than the Unicode version of `tokenizers` is an ordinary character there. utf8proc would
+// treat it as a mark, so it must not reach utf8proc.
+
 std::string_view normalize_nfc(std::string_view text, std::string& storage) {
-  size_t active = find_nfc_active(text, 0);
+  const auto is_active = [&classes = CodePointClasses::get()](char32_t c) {
+    return classes.is_nfc_active(c);
+  };
+  size_t active = find_code_point(text, 0, is_active);
   if (active == text.size()) return text;
   storage.clear();
   storage.reserve(text.size());
@@ -186,11 +162,11 @@ std::string_view normalize_nfc(std::string_view text, std::string& storage) {
       const CodePoint starter = code_point_before(text, begin);
       if (combining_class(static_cast<utf8proc_int32_t>(starter.value)) == 0) begin -= starter.bytes;
     }
-    const size_t end = skip_nfc_active(text, active);
+    const size_t end = skip_code_points(text, active, is_active);
     storage += text.substr(copied, begin - copied);
     append_nfc(storage, text.substr(begin, end - begin));
     copied = end;
-    active = find_nfc_active(text, end);
+    active = find_code_point(text, end, is_active);
   }
   storage += text.substr(copied);
   return storage;

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <limits>
 
-#include "dtopp/base/float_type.h"
-#include "dtopp/data/images/decode_picture.h"
+#include "dtopp/base/safetensors.h"
 #include "dtopp/data/images/image_source.h"
+#include "dtopp/data/images/picture.h"
 #include "dtopp/data/images/prepare_images.h"
 #include "tests/data/images/image_fixtures.h"
 

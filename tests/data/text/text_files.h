@@ -15,6 +15,26 @@
 
 namespace dtopp::data {
 
+// Reads all documents of a file that are not empty.
+class TextReader {
+ public:
+  explicit TextReader(const std::filesystem::path& path, uint64_t max_bytes = kMaxLineBytes)
+      : path_(path), lines_(path, {}, {.max_bytes = max_bytes}) {}
+  bool next(std::string& document) {
+    while (lines_.next(line_)) {
+      document = parser_.parse(path_, lines_.line_number(), line_);
+      if (!document.empty()) return true;
+    }
+    return false;
+  }
+
+ private:
+  std::filesystem::path path_;
+  LineReader lines_;
+  DocumentParser parser_;
+  std::string line_;
+};
+
 inline std::string gzip(const std::string& text) {
   z_stream stream = {};
   deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
