@@ -58,7 +58,7 @@ Communication plan_communication(const config::RunConfig& config, const models::
                                  const distributed::ParallelDims& dims, double active_experts,
                                  uint64_t width);
 
-// The bytes under the names of the collectives (distributed/counting_collectives.h), rounded.
+// The bytes under the names of the collectives (distributed/collectives.h), rounded.
 struct CollectiveBytes {
   std::string name;
   uint64_t inside = 0, between = 0;
