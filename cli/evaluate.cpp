@@ -15,7 +15,6 @@
 #include "dtopp/base/stop.h"
 #include "dtopp/device/device.h"
 #include "dtopp/distributed/collectives.h"
-#include "dtopp/distributed/rank_agreement.h"
 #include "dtopp/eval/activation_analysis.h"
 #include "dtopp/eval/evaluation.h"
 #include "dtopp/eval/scoring.h"
@@ -272,8 +271,7 @@ eval::Perplexity perplexity_of(const TextOptions& options, const MeasuredText& m
 }
 
 eval::CountsRule counts_rule(const TextOptions& options) {
-  const auto& rules = eval::counts_rules();
-  return std::ranges::find(rules, options.counts, [](const auto& rule) { return rule.first; })->second;
+  return enum_named<eval::CountsRule>(options.counts).value();
 }
 
 // Makes the routers of --replay-routing or --counts; null: the model's own.
@@ -370,13 +368,12 @@ void add_evaluate_text(CLI::App& evaluate) {
                  "predict each document on its own, from its first token to its end of text")
       ->excludes("--dump-routing")
       ->excludes("--replay-routing");
-  std::vector<std::string> rules;
-  for (const auto& [name, rule] : eval::counts_rules()) rules.push_back(name);
+  constexpr auto kRules = enum_names(eval::CountsRule());
   add_checked(
       *command, "--counts", options->counts,
       "number of experts of a token: as the router selects (as-is), the mean of all tokens and layers "
       "(uniform), or that of another token of the same layer, source or window (permuted:layer, …)",
-      CLI::IsMember(rules))
+      CLI::IsMember(std::vector<std::string>(kRules.begin(), kRules.end())))
       ->excludes("--replay-routing")
       ->excludes("--by-document");
   add_number(*command, "--counts-seed", options->counts_seed, "seed of --counts", not_negative<uint64_t>())

@@ -3,7 +3,6 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <set>
 #include <sstream>
 #include <system_error>
 
@@ -18,11 +17,6 @@ namespace {
 using Kind = ConfigNode::Kind;
 
 constexpr size_t kLongestKey = 100;  // longer keys get no suggestion
-
-std::string_view last_part(std::string_view key) {
-  const size_t dot = key.rfind('.');
-  return dot == std::string_view::npos ? key : key.substr(dot + 1);
-}
 
 // Optimal string alignment distance: insertions, deletions, substitutions and swaps of neighbors.
 size_t edit_distance(std::string_view a, std::string_view b) {
@@ -50,14 +44,9 @@ bool is_null(const ConfigNode& node) {
 
 std::string describe(const ConfigNode& node) {
   if (is_null(node)) return "nothing";
-  switch (node.kind) {
-    case Kind::kList:
-      return "a list";
-    case Kind::kMapping:
-      return "a section";
-    default:
-      return (node.quoted ? "the quoted text " : "") + quote_for_message(node.text);
-  }
+  if (node.kind == Kind::kList) return "a list";
+  if (node.kind == Kind::kMapping) return "a section";
+  return (node.quoted ? "the quoted text " : "") + quote_for_message(node.text);
 }
 
 template <class T>
@@ -122,19 +111,145 @@ template <class T>
 void read_list(const ConfigNode& node, const std::string& key, const char* expected, std::vector<T>& values) {
   const bool is_empty = is_null(node) || (node.kind == Kind::kScalar && node.text.empty());
   if (node.kind == Kind::kMapping || is_empty) detail::throw_wrong_type(node, key, expected);
-  std::vector<T> result(node.kind == Kind::kList ? node.items.size() : 1);
-  for (size_t i = 0; i < result.size(); ++i) {
-    if (node.kind == Kind::kList)
-      detail::read_value(node.items[i], key + "[" + std::to_string(i) + "]", result[i]);
-    else
-      detail::read_value(node, key, result[i]);
-  }
+  const bool is_list = node.kind == Kind::kList;
+  std::vector<T> result(is_list ? node.items.size() : 1);
+  for (size_t i = 0; i < result.size(); ++i)
+    detail::read_value(is_list ? node.items[i] : node, is_list ? concat(key, "[", i, "]") : key, result[i]);
   values = std::move(result);
+}
+
+constexpr size_t kMaxDepth = 32;
+constexpr size_t kMaxNodes = 100000;
+constexpr size_t kMaxKeys = 1000;  // per mapping; lookup is linear
+
+// Builds the tree from the parser's events, so the parser stops as soon as a limit is exceeded.
+//
+// YAML::Load would need 70 lines less, but it expands aliases first, so they could not be rejected.
+class TreeBuilder : public YAML::EventHandler {
+ public:
+  TreeBuilder(std::shared_ptr<const std::string> source, bool with_lines)
+      : source_(std::move(source)), with_lines_(with_lines) {}
+
+  ConfigNode take() { return std::move(root_); }
+
+  void OnDocumentStart(const YAML::Mark& /*mark*/) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t /*anchor*/) override {
+    add(make(Kind::kNull, mark, "?"));
+  }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t /*anchor*/) override {
+    fail(mark, "aliases (*name) are not allowed; share settings through base: other.yaml");
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t /*anchor*/,
+                const std::string& value) override {
+    ConfigNode node = make(Kind::kScalar, mark, tag);
+    node.text = value;
+    node.quoted = tag == "!";  // yaml-cpp's tag for a quoted scalar
+    add(std::move(node));
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t /*anchor*/,
+                       YAML::EmitterStyle::value /*style*/) override {
+    open(make(Kind::kList, mark, tag), mark);
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t /*anchor*/,
+                  YAML::EmitterStyle::value /*style*/) override {
+    open(make(Kind::kMapping, mark, tag), mark);
+  }
+  void OnMapEnd() override { close(); }
+
+ private:
+  struct Open {
+    ConfigNode node;
+    int key_line = 0;
+  };
+
+  template <class... Parts>
+  [[noreturn]] void fail(const YAML::Mark& mark, const Parts&... cause) const {
+    throw UsageError(make_node(mark).location(), ": ", cause...);
+  }
+
+  ConfigNode make_node(const YAML::Mark& mark) const {
+    ConfigNode node;
+    node.source = source_;
+    if (with_lines_) node.line = mark.line + 1;
+    return node;
+  }
+
+  ConfigNode make(Kind kind, const YAML::Mark& mark, const std::string& tag) {
+    if (++count_ > kMaxNodes) fail(mark, "more than " + std::to_string(kMaxNodes) + " values");
+    if (!tag.empty() && tag != "?" && tag != "!")
+      fail(mark, "tags (" + quote_for_message(tag) + ") are not allowed");
+    ConfigNode node = make_node(mark);
+    node.kind = kind;
+    if (expects_key() && kind != Kind::kScalar) fail(mark, "a key must be a word (is a bracket left open?)");
+    return node;
+  }
+
+  bool expects_key() const {
+    return !open_.empty() && open_.back().node.kind == Kind::kMapping &&
+           open_.back().node.keys.size() == open_.back().node.items.size();
+  }
+
+  void open(ConfigNode node, const YAML::Mark& mark) {
+    if (open_.size() >= kMaxDepth) fail(mark, "nested deeper than " + std::to_string(kMaxDepth) + " levels");
+    open_.push_back({std::move(node)});
+  }
+
+  void close() {
+    ConfigNode node = std::move(open_.back().node);
+    open_.pop_back();
+    add(std::move(node));
+  }
+
+  void add(ConfigNode node) {
+    if (open_.empty()) {
+      root_ = std::move(node);
+      return;
+    }
+    Open& parent = open_.back();
+    if (expects_key()) {
+      if (parent.node.find(node.text) != nullptr)
+        throw UsageError(node.location(), ": duplicate key ", quote_for_message(node.text));
+      if (parent.node.keys.size() >= kMaxKeys)
+        throw UsageError(node.location(), ": more than ", kMaxKeys, " keys in one section");
+      parent.node.keys.push_back(std::move(node.text));
+      parent.key_line = node.line;
+      return;
+    }
+    if (parent.node.kind == Kind::kMapping) node.line = parent.key_line;
+    parent.node.items.push_back(std::move(node));
+  }
+
+  std::shared_ptr<const std::string> source_;
+  bool with_lines_;
+  ConfigNode root_;
+  std::vector<Open> open_;
+  size_t count_ = 0;
+};
+
+// The length of the UTF-8 character that begins at `at`; 0 if none does. Surrogates and overlong forms are
+// accepted, because they do no harm here.
+size_t utf8_length(std::string_view text, size_t at) {
+  const auto lead = static_cast<unsigned char>(text[at]);
+  const size_t length = lead < 0x80   ? 1
+                        : lead < 0xC2 ? 0
+                        : lead < 0xE0 ? 2
+                        : lead < 0xF0 ? 3
+                        : lead < 0xF5 ? 4
+                                      : 0;
+  if (at + length > text.size()) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((static_cast<unsigned char>(text[at + i]) & 0xC0U) != 0x80U) return 0;
+  }
+  return length;
 }
 
 }  // namespace
 
 namespace detail {
+
+std::string_view last_part(std::string_view key) { return key.substr(key.rfind('.') + 1); }
 
 std::string join_key(const std::string& section, std::string_view name) {
   return section.empty() ? std::string(name) : section + "." + std::string(name);
@@ -236,6 +351,7 @@ std::string print_value(const std::vector<std::string>& value) { return print_li
 }  // namespace detail
 
 std::string nearest_key(const std::string& key, const std::vector<std::string>& known) {
+  using detail::last_part;
   if (key.size() > kLongestKey) return "";
   std::string nearest;
   size_t best = 0;
@@ -261,138 +377,6 @@ std::string suggest(const std::string& word, const std::vector<std::string>& kno
   if (!nearest.empty()) return "did you mean " + nearest + "?";
   return listed.empty() ? list : list + " " + joined(listed, ", ");
 }
-
-namespace {
-
-constexpr size_t kMaxDepth = 32;
-constexpr size_t kMaxNodes = 100000;
-constexpr size_t kMaxKeys = 1000;  // per mapping; lookup is linear
-
-// Builds the tree from the parser's events, so the parser stops as soon as a limit is exceeded.
-//
-// YAML::Load would need 70 lines less, but it expands aliases first, so they could not be rejected.
-class TreeBuilder : public YAML::EventHandler {
- public:
-  TreeBuilder(std::shared_ptr<const std::string> source, bool with_lines)
-      : source_(std::move(source)), with_lines_(with_lines) {}
-
-  ConfigNode take() { return std::move(root_); }
-
-  void OnDocumentStart(const YAML::Mark& /*mark*/) override {}
-  void OnDocumentEnd() override {}
-  void OnNull(const YAML::Mark& mark, YAML::anchor_t /*anchor*/) override {
-    add(make(Kind::kNull, mark, "?"));
-  }
-  void OnAlias(const YAML::Mark& mark, YAML::anchor_t /*anchor*/) override {
-    fail(mark, "aliases (*name) are not allowed; share settings through base: other.yaml");
-  }
-  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t /*anchor*/,
-                const std::string& value) override {
-    ConfigNode node = make(Kind::kScalar, mark, tag);
-    node.text = value;
-    node.quoted = tag == "!";  // yaml-cpp's tag for a quoted scalar
-    add(std::move(node));
-  }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t /*anchor*/,
-                       YAML::EmitterStyle::value /*style*/) override {
-    open(make(Kind::kList, mark, tag), mark);
-  }
-  void OnSequenceEnd() override { close(); }
-  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t /*anchor*/,
-                  YAML::EmitterStyle::value /*style*/) override {
-    open(make(Kind::kMapping, mark, tag), mark);
-  }
-  void OnMapEnd() override { close(); }
-
- private:
-  struct Open {
-    ConfigNode node;
-    std::set<std::string> names;  // keys of a mapping so far
-    int key_line = 0;             // 0: the next event is a key
-  };
-
-  template <class... Parts>
-  [[noreturn]] void fail(const YAML::Mark& mark, const Parts&... cause) const {
-    throw UsageError(make_node(mark).location(), ": ", cause...);
-  }
-
-  ConfigNode make_node(const YAML::Mark& mark) const {
-    ConfigNode node;
-    node.source = source_;
-    if (with_lines_) node.line = mark.line + 1;
-    return node;
-  }
-
-  ConfigNode make(Kind kind, const YAML::Mark& mark, const std::string& tag) {
-    if (++count_ > kMaxNodes) fail(mark, "more than " + std::to_string(kMaxNodes) + " values");
-    if (!tag.empty() && tag != "?" && tag != "!")
-      fail(mark, "tags (" + quote_for_message(tag) + ") are not allowed");
-    ConfigNode node = make_node(mark);
-    node.kind = kind;
-    if (expects_key() && kind != Kind::kScalar) fail(mark, "a key must be a word (is a bracket left open?)");
-    return node;
-  }
-
-  bool expects_key() const {
-    return !open_.empty() && open_.back().node.kind == Kind::kMapping &&
-           open_.back().node.keys.size() == open_.back().node.items.size();
-  }
-
-  void open(ConfigNode node, const YAML::Mark& mark) {
-    if (open_.size() >= kMaxDepth) fail(mark, "nested deeper than " + std::to_string(kMaxDepth) + " levels");
-    open_.push_back({std::move(node), {}, 0});
-  }
-
-  void close() {
-    ConfigNode node = std::move(open_.back().node);
-    open_.pop_back();
-    add(std::move(node));
-  }
-
-  void add(ConfigNode node) {
-    if (open_.empty()) {
-      root_ = std::move(node);
-      return;
-    }
-    Open& parent = open_.back();
-    if (expects_key()) {
-      if (!parent.names.insert(node.text).second)
-        throw UsageError(node.location(), ": duplicate key ", quote_for_message(node.text));
-      if (parent.node.keys.size() >= kMaxKeys)
-        throw UsageError(node.location(), ": more than ", kMaxKeys, " keys in one section");
-      parent.node.keys.push_back(std::move(node.text));
-      parent.key_line = node.line;
-      return;
-    }
-    if (parent.node.kind == Kind::kMapping) node.line = parent.key_line;
-    parent.node.items.push_back(std::move(node));
-  }
-
-  std::shared_ptr<const std::string> source_;
-  bool with_lines_;
-  ConfigNode root_;
-  std::vector<Open> open_;
-  size_t count_ = 0;
-};
-
-// The length of the UTF-8 character that begins at `at`; 0 if none does. Surrogates and overlong forms are
-// accepted, because they do no harm here.
-size_t utf8_length(std::string_view text, size_t at) {
-  const auto lead = static_cast<unsigned char>(text[at]);
-  const size_t length = lead < 0x80   ? 1
-                        : lead < 0xC2 ? 0
-                        : lead < 0xE0 ? 2
-                        : lead < 0xF0 ? 3
-                        : lead < 0xF5 ? 4
-                                      : 0;
-  if (at + length > text.size()) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((static_cast<unsigned char>(text[at + i]) & 0xC0U) != 0x80U) return 0;
-  }
-  return length;
-}
-
-}  // namespace
 
 // YAML forbids control characters; yaml-cpp would treat some of them as the end of the file.
 void require_text(std::string_view text, const std::string& source) {
@@ -447,6 +431,11 @@ void require_between(const char* key, double least, double most, double value) {
 
 void require_not_negative(const char* key, double value) {
   if (!(value >= 0)) throw InvalidValue(key, "must not be negative, is ", detail::print_value(value));
+}
+
+void require_share(const char* key, double value) {
+  if (!(value >= 0 && value < 1))
+    throw InvalidValue(key, "must lie in [0, 1), is ", detail::print_value(value));
 }
 
 void require_threshold(const char* key, double value) {

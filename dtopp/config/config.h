@@ -11,6 +11,7 @@
 // Throws:        UsageError "location: key: what is wrong"
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -43,6 +44,7 @@ concept Section = requires(T& config) {
 };
 
 std::string join_key(const std::string& section, std::string_view name);
+std::string_view last_part(std::string_view key);  // after the last dot
 
 [[noreturn]] void throw_wrong_type(const ConfigNode& node, const std::string& key,
                                    const std::string& expected);
@@ -81,12 +83,13 @@ std::string print_value(const std::vector<std::string>& value);
 template <class T>
 requires std::is_enum_v<T> std::string print_value(T value) { return enum_name(value); }
 
-template <class Config>
-void append_keys(const Config& config, const std::string& section, std::vector<std::string>& keys) {
+// Calls body(key, value) for every key in field order. A section precedes its fields.
+template <class Config, class Body>
+void for_each_key(const Config& config, const std::string& section, const Body& body) {
   visit_fields(config, [&](const char* name, const auto& value) {
     const std::string key = join_key(section, name);
-    keys.push_back(key);
-    if constexpr (Section<decltype(value)>) append_keys(value, key, keys);
+    body(key, value);
+    if constexpr (Section<decltype(value)>) for_each_key(value, key, body);
   });
 }
 
@@ -116,35 +119,14 @@ void read_section(const ConfigNode& node, const std::string& section, Config& co
   }
 }
 
-template <class Config>
-void append_yaml(const Config& config, const std::string& indent, std::string& out) {
-  visit_fields(config, [&](const char* name, const auto& value) {
-    out.append(indent).append(name).append(":");
-    if constexpr (Section<decltype(value)>) {
-      out.append("\n");
-      append_yaml(value, indent + "  ", out);
-    } else {
-      out.append(" ").append(print_value(value)).append("\n");
-    }
-  });
-}
-
 }  // namespace detail
-
-// Every key of the struct in field order. A section ("model") precedes its fields ("model.hidden_size").
-template <class Config>
-std::vector<std::string> config_keys() {
-  std::vector<std::string> keys;
-  detail::append_keys(Config{}, "", keys);
-  return keys;
-}
 
 // Sets the fields that `tree` contains; the others keep their values.
 template <class Config>
 void read_config(const ConfigNode& tree, Config& config) {
   detail::read_section(tree, "", config, [&] {
     std::vector<std::string> keys;
-    detail::append_keys(config, "", keys);
+    detail::for_each_key(config, "", [&](const std::string& key, const auto&) { keys.push_back(key); });
     return keys;
   });
 }
@@ -152,24 +134,26 @@ void read_config(const ConfigNode& tree, Config& config) {
 // Block YAML with every field, in field order. Reading it back gives an equal struct, also for doubles.
 template <class Config>
 std::string print_config(const Config& config) {
+  using detail::print_value;
   std::string out;
-  detail::append_yaml(config, "", out);
+  detail::for_each_key(config, "", [&](const std::string& key, const auto& value) {
+    out.append(2 * static_cast<size_t>(std::ranges::count(key, '.')), ' ').append(detail::last_part(key));
+    out.append(":");
+    if constexpr (!detail::Section<decltype(value)>) out.append(" ").append(print_value(value));
+    out.append("\n");
+  });
   return out;
 }
 
-// Appends a pair such as ("model.hidden_size", "128") for every leaf, in field order.
+// A pair such as ("model.hidden_size", "128") for every leaf, in field order.
 template <class Config>
-void flatten_config(const Config& config, const std::string& section,
-                    std::vector<std::pair<std::string, std::string>>& leaves) {
+std::vector<std::pair<std::string, std::string>> flatten_config(const Config& config) {
   using detail::print_value;
-  visit_fields(config, [&](const char* name, const auto& value) {
-    const std::string key = detail::join_key(section, name);
-    if constexpr (detail::Section<decltype(value)>) {
-      flatten_config(value, key, leaves);
-    } else {
-      leaves.emplace_back(key, print_value(value));
-    }
+  std::vector<std::pair<std::string, std::string>> leaves;
+  detail::for_each_key(config, "", [&](const std::string& key, const auto& value) {
+    if constexpr (!detail::Section<decltype(value)>) leaves.emplace_back(key, print_value(value));
   });
+  return leaves;
 }
 
 // The known key that is nearest to `key` in edit distance, compared as a whole and by its last part. Empty if
@@ -191,5 +175,6 @@ void require_between(const char* key, int64_t least, int64_t most, int64_t value
 void require_between(const char* key, double least, double most, double value);
 void require_not_negative(const char* key, double value);
 void require_threshold(const char* key, double value);  // in (0, 1)
+void require_share(const char* key, double value);      // in [0, 1)
 
 }  // namespace dtopp::config

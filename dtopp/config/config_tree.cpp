@@ -29,7 +29,7 @@ void merge(ConfigNode& node, ConfigNode top) {
       node.keys.push_back(std::move(top.keys[i]));
       node.items.push_back(std::move(top.items[i]));
     } else {
-      merge(node.items[static_cast<size_t>(found - node.keys.begin())], std::move(top.items[i]));
+      merge(node.items[found - node.keys.begin()], std::move(top.items[i]));
     }
   }
   node.source = top.source;
@@ -53,7 +53,7 @@ ConfigNode method_named(const ConfigNode& tree, const ConfigNode& name) {
     throw UsageError(name.location(), ": method: this configuration defines no methods; set routing.method");
   const auto known = std::ranges::find(methods->keys, name.text);
   if (known == methods->keys.end()) detail::choice_text(name, "method", methods->keys);  // throws
-  return methods->items.at(static_cast<size_t>(known - methods->keys.begin()));
+  return methods->items.at(known - methods->keys.begin());
 }
 
 // "; did you mean DIR/NAME.yaml method=…?" if DIR/NAME-….yaml is missing and DIR/NAME.yaml exists.
@@ -87,10 +87,7 @@ std::string read_config_text(const fs::path& path) {
 // Merges one layer of the configuration: first its `methods`, then the method that it names, then its other
 // keys. Its own keys so win over those of its method, and the method wins over the layers below.
 void merge_layer(ConfigNode& tree, ConfigNode top) {
-  if (auto methods = take(top, "methods")) {
-    ConfigNode wrapped = mapping_of("methods", std::move(*methods));
-    merge(tree, std::move(wrapped));
-  }
+  if (auto methods = take(top, "methods")) merge(tree, mapping_of("methods", std::move(*methods)));
   if (const ConfigNode* name = top.find("method")) merge(tree, method_named(tree, *name));
   merge(tree, std::move(top));
 }
@@ -109,7 +106,7 @@ std::string ConfigNode::location() const {
 
 const ConfigNode* ConfigNode::find(std::string_view key) const {
   const auto found = std::find(keys.begin(), keys.end(), key);
-  return found == keys.end() ? nullptr : &items[static_cast<size_t>(found - keys.begin())];
+  return found == keys.end() ? nullptr : &items[found - keys.begin()];
 }
 
 std::optional<ConfigNode> take(ConfigNode& tree, std::string_view key) {

@@ -38,9 +38,7 @@ DataSource read_source(const ConfigNode& node, const std::string& key) {
 }
 
 void require_paths(const char* key, const std::vector<DataSource>& sources) {
-  for (const DataSource& source : sources) {
-    if (source.path.empty()) throw InvalidValue(key, "holds an empty path");
-  }
+  if (std::ranges::count(sources, "", &DataSource::path) > 0) throw InvalidValue(key, "holds an empty path");
 }
 
 std::filesystem::path normalized(const DataSource& source) {
@@ -86,12 +84,6 @@ void validate_train(const DataConfig& config) {
   require_distinct_names("data.train", config.train);
 }
 
-void validate_validation(const DataConfig& config) {
-  if (any_has_weight(config.validation))
-    throw InvalidValue("data.validation", "only sources of data.train have weights; remove the weight");
-  if (config.validates_by_source()) require_distinct_names("data.validation", config.validation);
-}
-
 // Returns stems of paths, with as many parent folders as make them differ.
 std::vector<std::string> distinct_stems(std::vector<std::filesystem::path> rest) {
   std::vector<std::string> names(rest.size());
@@ -119,7 +111,7 @@ void read_value(const ConfigNode& node, const std::string& key, std::vector<Data
     result.push_back(read_source(node, key));
   } else {
     for (size_t i = 0; i < node.items.size(); ++i)
-      result.push_back(read_source(node.items[i], key + "[" + std::to_string(i) + "]"));
+      result.push_back(read_source(node.items[i], concat(key, "[", i, "]")));
   }
   sources = std::move(result);
 }
@@ -177,7 +169,7 @@ std::vector<double> DataConfig::mixture_shares() const {
   for (size_t i = 0; i < train_names.size(); ++i) {
     const auto found = std::ranges::find(names, train_names[i]);
     if (found == names.end()) return {};
-    shares[static_cast<size_t>(found - names.begin())] = train_weights[i] / total;
+    shares[found - names.begin()] = train_weights[i] / total;
   }
   return shares;
 }
@@ -186,7 +178,9 @@ void validate(const DataConfig& config, const ModelConfig& model) {
   require_paths("data.train", config.train);
   require_paths("data.validation", config.validation);
   validate_train(config);
-  validate_validation(config);
+  if (any_has_weight(config.validation))
+    throw InvalidValue("data.validation", "only sources of data.train have weights; remove the weight");
+  if (config.validates_by_source()) require_distinct_names("data.validation", config.validation);
   if (model.type != ModelType::kLanguageModel) return;
   if (config.end_of_text < -1 || config.end_of_text >= model.vocab_size)
     throw InvalidValue("data.end_of_text", "must be an id below model.vocab_size ", model.vocab_size,

@@ -47,20 +47,11 @@ struct DataConfig {
   std::vector<double> mixture_shares() const;
 };
 
-// The fields of the section for one type of model.
-template <class Data>
-struct DataSection {
-  Data& data;
-  ModelType type;
-};
-template <class Data>
-DataSection(Data&, ModelType) -> DataSection<Data>;  // clang 14 does not deduce it
-
-template <class Data, class Visitor>
-void visit_fields(const DataSection<Data>& section, Visitor&& field) {
-  field("train", section.data.train);
-  field("validation", section.data.validation);
-  if (section.type == ModelType::kLanguageModel) field("end_of_text", section.data.end_of_text);
+template <SectionOf<DataConfig> Data>
+void visit_fields(const TypedSection<Data>& section, auto&& field) {
+  field("train", section.values.train);
+  field("validation", section.values.validation);
+  if (section.type == ModelType::kLanguageModel) field("end_of_text", section.values.end_of_text);
 }
 
 // Throws InvalidValue (config/config.h).

@@ -16,7 +16,7 @@ void require_size(const char* key, int64_t value, int64_t largest = kLargest) {
   if (value < 1 || value > largest) throw InvalidValue(key, "must lie in [1, ", largest, "], is ", value);
 }
 
-void validate(const LanguageModelConfig& config) {
+void validate_language_model(const ModelConfig& config) {
   require_size("model.vocab_size", config.vocab_size, kLargest - 1);  // ids are int32
   require_size("model.sequence_length", config.sequence_length, 1 << 24);
   if (!(config.norm_eps > 0)) throw InvalidValue("model.norm_eps", "must be above 0");
@@ -24,22 +24,17 @@ void validate(const LanguageModelConfig& config) {
   if (config.attention_window < 0) throw InvalidValue("model.attention_window", "must be at least 0");
 }
 
-void require_text(const DiffusionTransformerConfig& config) {
-  if (config.text_size == 0 && config.text_length == 0) return;
-  require_size("model.text_size", config.text_size, 1 << 20);
-  require_size("model.text_length", config.text_length, 1 << 16);
-}
-
-void validate(const DiffusionTransformerConfig& config) {
+void validate_diffusion_transformer(const ModelConfig& config) {
   require_size("model.image_size", config.image_size, 1 << 12);
   require_size("model.channels", config.channels, 1 << 12);
   require_size("model.patch_size", config.patch_size, config.image_size);
   if (config.image_size % config.patch_size != 0)
     throw InvalidValue("model.patch_size", config.patch_size, " does not divide image_size ",
                        config.image_size);
-  if (config.num_classes < 0 || config.num_classes >= kLargest)
-    throw InvalidValue("model.num_classes", "must lie in [0, ", kLargest - 1, "], is ", config.num_classes);
-  require_text(config);
+  require_between("model.num_classes", 0, kLargest - 1, config.num_classes);
+  if (config.text_size == 0 && config.text_length == 0) return;
+  require_size("model.text_size", config.text_size, 1 << 20);
+  require_size("model.text_length", config.text_length, 1 << 16);
 }
 
 // Checks the sizes that the position encoding divides: the head size by 2 (RoPE), for images by 4 (rows and
@@ -81,19 +76,14 @@ void validate(const ModelConfig& config) {
     throw InvalidValue("model.shared_experts", "a dense model has no experts to share with; set it to 0");
   if (config.shared_gate && config.shared_experts == 0)
     throw InvalidValue("model.shared_gate", "needs model.shared_experts; set it to false");
-  switch (config.type) {
-    case ModelType::kLanguageModel:
-      validate(language_model_part(config));
-      break;
-    case ModelType::kDiffusionTransformer:
-      validate(diffusion_transformer_part(config));
-      break;
-  }
+  if (config.type == ModelType::kLanguageModel)
+    validate_language_model(config);
+  else
+    validate_diffusion_transformer(config);
   if (config.chosen_kv_heads < 0 || config.num_heads % config.num_kv_heads() != 0)
     throw InvalidValue("model.num_kv_heads", config.chosen_kv_heads, " does not divide num_heads ",
                        config.num_heads);
-  if (config.chosen_head_size < 0 || config.chosen_head_size > 1 << 16)
-    throw InvalidValue("model.head_size", "must lie in [0, 65536], is ", config.chosen_head_size);
+  require_between("model.head_size", 0, 1 << 16, config.chosen_head_size);
   if (config.chosen_head_size == 0 && config.hidden_size % config.num_heads != 0)
     throw InvalidValue("model.num_heads", config.num_heads, " heads do not divide hidden_size ",
                        config.hidden_size);
@@ -102,10 +92,6 @@ void validate(const ModelConfig& config) {
 }
 
 void validate(const DiffusionConfig& config, int64_t num_classes) {
-  const auto require_share = [](const char* key, double value) {
-    if (!(value >= 0 && value < 1))
-      throw InvalidValue(key, "must lie in [0, 1), is ", detail::print_value(value));
-  };
   require_share("diffusion.condition_dropout", config.condition_dropout);
   require_share("diffusion.ema_decay", config.ema_decay);
   if (config.samples_every < 0) throw InvalidValue("diffusion.samples_every", "must be at least 0");

@@ -14,31 +14,6 @@ enum class NormType { kLayer, kRms };
 
 constexpr auto enum_names(NormType) { return std::to_array<std::string_view>({"layer", "rms"}); }
 
-struct LanguageModelConfig {
-  int64_t vocab_size = 0;
-  int64_t sequence_length = 0;
-  bool tie_embeddings = true;
-  bool qkv_bias = false;  // queries, keys and values have biases
-  // Norm of blocks, queries and keys, and the final one; rms: as in OLMoE.
-  NormType norm = NormType::kLayer;
-  double norm_eps = 1e-5;
-  double rope_base = 10000.0;
-  int64_t attention_window = 0;  // tokens that a token attends to, itself included; 0: all earlier ones
-  bool attend_across_documents = true;  // false: a token attends only to its own document
-};
-
-void visit_fields(SectionOf<LanguageModelConfig> auto& config, auto&& field) {
-  field("vocab_size", config.vocab_size);
-  field("sequence_length", config.sequence_length);
-  field("tie_embeddings", config.tie_embeddings);
-  field("qkv_bias", config.qkv_bias);
-  field("norm", config.norm);
-  field("norm_eps", config.norm_eps);
-  field("rope_base", config.rope_base);
-  field("attention_window", config.attention_window);
-  field("attend_across_documents", config.attend_across_documents);
-}
-
 enum class Position { kRotary, kSincos };         // position encoding of image patches
 enum class Objective { kFlow, kDdpm };            // what the model predicts
 enum class Timesteps { kLogitNormal, kUniform };  // distribution of t
@@ -46,20 +21,6 @@ enum class Timesteps { kLogitNormal, kUniform };  // distribution of t
 constexpr auto enum_names(Position) { return std::to_array<std::string_view>({"rotary", "sincos"}); }
 constexpr auto enum_names(Objective) { return std::to_array<std::string_view>({"flow", "ddpm"}); }
 constexpr auto enum_names(Timesteps) { return std::to_array<std::string_view>({"logit_normal", "uniform"}); }
-
-struct DiffusionTransformerConfig {
-  int64_t image_size = 0;  // rows, and columns, of an image or its latent
-  int64_t channels = 0;
-  int64_t patch_size = 0;
-  int64_t num_classes = 0;  // 0: no class conditioning
-  int64_t text_size = 0;    // size of a text embedding; 0: no text conditioning
-  int64_t text_length = 0;  // embeddings per text
-  Position position = Position::kRotary;
-
-  int64_t grid_size() const { return image_size / patch_size; }  // patches per row
-  int64_t image_tokens() const { return grid_size() * grid_size(); }
-  int64_t patch_values() const { return channels * patch_size * patch_size; }
-};
 
 struct DiffusionConfig {
   Objective objective = Objective::kFlow;
@@ -70,16 +31,6 @@ struct DiffusionConfig {
   int64_t samples_every = 1000;         // steps between grids of samples; 0: none
   std::vector<int64_t> sample_classes;  // empty: the first eight classes
 };
-
-void visit_fields(SectionOf<DiffusionTransformerConfig> auto& config, auto&& field) {
-  field("image_size", config.image_size);
-  field("channels", config.channels);
-  field("patch_size", config.patch_size);
-  field("num_classes", config.num_classes);
-  field("text_size", config.text_size);
-  field("text_length", config.text_length);
-  field("position", config.position);
-}
 
 void visit_fields(SectionOf<DiffusionConfig> auto& config, auto&& field) {
   field("objective", config.objective);
@@ -106,9 +57,7 @@ constexpr auto enum_names(ModelType) {
   return std::to_array<std::string_view>({"language_model", "diffusion_transformer"});
 }
 
-// Each model type's own fields are in a base class, so its keys appear in the same section as the shared
-// ones.
-struct ModelConfig : LanguageModelConfig, DiffusionTransformerConfig {
+struct ModelConfig {
   ModelType type = ModelType::kLanguageModel;
   // Sizes have no defaults: 0 means that the key is missing.
   int64_t hidden_size = 0;
@@ -126,6 +75,30 @@ struct ModelConfig : LanguageModelConfig, DiffusionTransformerConfig {
   double init_std = 0.02;
   bool scale_residual_init = false;  // divide the std of o_proj and down_proj by sqrt(2 num_layers)
 
+  // Language models only:
+  int64_t vocab_size = 0;
+  int64_t sequence_length = 0;
+  bool tie_embeddings = true;
+  bool qkv_bias = false;  // queries, keys and values have biases
+  // Norm of blocks, queries and keys, and the final one; rms: as in OLMoE.
+  NormType norm = NormType::kLayer;
+  double norm_eps = 1e-5;
+  double rope_base = 10000.0;
+  int64_t attention_window = 0;  // tokens that a token attends to, itself included; 0: all earlier ones
+  bool attend_across_documents = true;  // false: a token attends only to its own document
+
+  // Diffusion transformers only:
+  int64_t image_size = 0;  // rows, and columns, of an image or its latent
+  int64_t channels = 0;
+  int64_t patch_size = 0;
+  int64_t num_classes = 0;  // 0: no class conditioning
+  int64_t text_size = 0;    // size of a text embedding; 0: no text conditioning
+  int64_t text_length = 0;  // embeddings per text
+  Position position = Position::kRotary;
+
+  int64_t grid_size() const { return image_size / patch_size; }  // patches per row
+  int64_t image_tokens() const { return grid_size() * grid_size(); }
+  int64_t patch_values() const { return channels * patch_size * patch_size; }
   bool is_dense() const { return num_experts == 1; }
   int64_t router_columns() const { return num_experts + zero_experts; }
   int64_t shared_ffn_hidden_size() const { return shared_experts * ffn_hidden_size; }
@@ -142,13 +115,6 @@ struct ModelConfig : LanguageModelConfig, DiffusionTransformerConfig {
   }
 };
 
-inline LanguageModelConfig& language_model_part(ModelConfig& config) { return config; }
-inline const LanguageModelConfig& language_model_part(const ModelConfig& config) { return config; }
-inline DiffusionTransformerConfig& diffusion_transformer_part(ModelConfig& config) { return config; }
-inline const DiffusionTransformerConfig& diffusion_transformer_part(const ModelConfig& config) {
-  return config;
-}
-
 void visit_fields(SectionOf<ModelConfig> auto& config, auto&& field) {
   field("type", config.type);
   field("hidden_size", config.hidden_size);
@@ -164,17 +130,37 @@ void visit_fields(SectionOf<ModelConfig> auto& config, auto&& field) {
   field("shared_experts", config.shared_experts);
   field("shared_gate", config.shared_gate);
   // Keys of the other model types are unknown keys.
-  switch (config.type) {
-    case ModelType::kLanguageModel:
-      visit_fields(language_model_part(config), field);
-      break;
-    case ModelType::kDiffusionTransformer:
-      visit_fields(diffusion_transformer_part(config), field);
-      break;
+  if (config.type == ModelType::kLanguageModel) {
+    field("vocab_size", config.vocab_size);
+    field("sequence_length", config.sequence_length);
+    field("tie_embeddings", config.tie_embeddings);
+    field("qkv_bias", config.qkv_bias);
+    field("norm", config.norm);
+    field("norm_eps", config.norm_eps);
+    field("rope_base", config.rope_base);
+    field("attention_window", config.attention_window);
+    field("attend_across_documents", config.attend_across_documents);
+  } else {
+    field("image_size", config.image_size);
+    field("channels", config.channels);
+    field("patch_size", config.patch_size);
+    field("num_classes", config.num_classes);
+    field("text_size", config.text_size);
+    field("text_length", config.text_length);
+    field("position", config.position);
   }
   field("init_std", config.init_std);
   field("scale_residual_init", config.scale_residual_init);
 }
+
+// A section whose fields depend on the type of model.
+template <class Section>
+struct TypedSection {
+  Section& values;
+  ModelType type;
+};
+template <class Section>
+TypedSection(Section&, ModelType) -> TypedSection<Section>;  // clang 14 does not deduce it
 
 // Throws:        UsageError that names the key, if a size is missing, below 1 or does not divide another one,
 //                or if rotary positions cannot divide the head size by 2 (language models) or by 4 (images)

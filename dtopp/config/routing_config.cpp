@@ -13,13 +13,6 @@ namespace {
 
 std::string text_of(double value) { return detail::print_value(value); }
 
-void validate_cap(const RoutingConfig& config, const ModelConfig& model) {
-  if (config.max_experts < 0 || config.max_experts > model.router_columns())
-    throw InvalidValue("routing.max_experts", "must lie in [0, ", model.router_columns(),
-                       "] (model.num_experts", (model.zero_experts > 0 ? " + zero_experts" : ""),
-                       "; 0: no cap), is ", config.max_experts);
-}
-
 // Whether every token takes the same number of experts.
 bool has_whole_experts(const RoutingConfig& config, const ModelConfig& model) {
   using enum RoutingMethod;
@@ -41,7 +34,7 @@ void validate_number(const char* key, double experts, const RoutingConfig& confi
 
 void validate_experts(const RoutingConfig& config, const ModelConfig& model) {
   const int64_t num_layers = model.num_layers;
-  const auto count = static_cast<int64_t>(config.experts.size());
+  const auto count = std::ssize(config.experts);
   if (count == 0) throw InvalidValue("routing.experts", "is empty; give a number");
   if (count > 1 && !has_controller(config.method))
     throw InvalidValue("routing.experts", "a list needs routing.method: dtop_p");
@@ -116,13 +109,6 @@ void validate_hash_layers(const RoutingConfig& config, const ModelConfig& model)
     refuse("needs routing.scope: global and a whole number of routing.experts; set it to 0");
   if (!config.schedule.empty() || !config.top_k_by_source.empty())
     refuse("needs a constant number of experts; set it to 0");
-}
-
-void validate_expert_normalization(const RoutingConfig& config) {
-  if (config.expert_normalization != ExpertNormalization::kNone &&
-      config.normalization == Normalization::kNone)
-    throw InvalidValue("routing.expert_normalization",
-                       "needs routing.normalization: fixed or dynamic; set it to none");
 }
 
 void validate_top_k_by_source(const RoutingConfig& config, const ModelConfig& model) {
@@ -212,11 +198,17 @@ double most_experts_of_run(const RoutingConfig& config) {
 }
 
 void validate(const RoutingConfig& config, const ModelConfig& model) {
-  validate_cap(config, model);
+  if (config.max_experts < 0 || config.max_experts > model.router_columns())
+    throw InvalidValue("routing.max_experts", "must lie in [0, ", model.router_columns(),
+                       "] (model.num_experts", (model.zero_experts > 0 ? " + zero_experts" : ""),
+                       "; 0: no cap), is ", config.max_experts);
   if (!has_logits(config.method)) validate_hash(config, model);
   if (has_threshold(config.method)) require_threshold("routing.threshold", config.threshold);
   if (model.zero_experts > 0) validate_zero_experts(config);
-  validate_expert_normalization(config);
+  if (config.expert_normalization != ExpertNormalization::kNone &&
+      config.normalization == Normalization::kNone)
+    throw InvalidValue("routing.expert_normalization",
+                       "needs routing.normalization: fixed or dynamic; set it to none");
   validate_top_k_by_source(config, model);
   validate_schedule(config, model);
   validate_hash_layers(config, model);
@@ -229,8 +221,7 @@ void validate(const RoutingConfig& config, const ModelConfig& model) {
     if (!(config.lambda_0 > 0)) throw InvalidValue("routing.lambda_0", "must be positive");
     if (!(config.lambda_factor > 1)) throw InvalidValue("routing.lambda_factor", "must be above 1");
   }
-  if (config.method == RoutingMethod::kExpertThreshold && !(config.cut_decay >= 0 && config.cut_decay < 1))
-    throw InvalidValue("routing.cut_decay", "must lie in [0, 1), is ", text_of(config.cut_decay));
+  if (config.method == RoutingMethod::kExpertThreshold) require_share("routing.cut_decay", config.cut_decay);
   if (!has_controller(config.method)) return;
   require_not_negative("routing.kp", config.kp);
   require_not_negative("routing.ki", config.ki);

@@ -14,20 +14,16 @@ using detail::print_value;
 void validate_schedule(const OptimizerConfig& config, int64_t steps) {
   require_at_least("optimizer.warmup_steps", 0, config.warmup_steps);
   if (config.warmup_steps > steps)
-    throw InvalidValue("optimizer.warmup_steps", print_value(config.warmup_steps),
-                       " is above training.steps ", print_value(steps));
+    throw InvalidValue("optimizer.warmup_steps", config.warmup_steps, " is above training.steps ", steps);
   require_at_least("optimizer.decay_steps", 0, config.decay_steps);
   if (config.schedule != Schedule::kWsd) return;
   if (config.decay_steps == 0)
     throw InvalidValue("optimizer.decay_steps",
                        "is not set; schedule wsd needs the number of last steps in which lr falls to min_lr");
   if (config.decay_steps > steps - config.warmup_steps)
-    throw InvalidValue("optimizer.decay_steps", print_value(config.decay_steps), " is above training.steps ",
-                       print_value(steps), " minus optimizer.warmup_steps ",
-                       print_value(config.warmup_steps));
+    throw InvalidValue("optimizer.decay_steps", config.decay_steps, " is above training.steps ", steps,
+                       " minus optimizer.warmup_steps ", config.warmup_steps);
 }
-
-}  // namespace
 
 void validate(const OptimizerConfig& config, int64_t steps) {
   if (!(config.lr > 0)) throw InvalidValue("optimizer.lr", "must be above 0, is ", print_value(config.lr));
@@ -46,37 +42,22 @@ void validate(const OptimizerConfig& config, int64_t steps) {
       throw InvalidValue("optimizer.betas", "must lie in [0, 1), one is ", print_value(beta));
   }
   if (!(config.eps > 0)) throw InvalidValue("optimizer.eps", "must be above 0");
-  if (!(config.momentum >= 0 && config.momentum < 1))
-    throw InvalidValue("optimizer.momentum", "must lie in [0, 1), is ", print_value(config.momentum));
+  require_share("optimizer.momentum", config.momentum);
   require_not_negative("optimizer.weight_decay", config.weight_decay);
   require_not_negative("optimizer.grad_clip", config.grad_clip);
 }
-
-namespace {
 
 constexpr int64_t kMostThreads = 4096;
 constexpr int64_t kLongestTimeout = 86400;  // seconds
 constexpr double kMostHours = 1e6;
 
-void validate(const LossConfig& loss) {
-  require_not_negative("loss.lm_z", loss.lm_z);
-  require_not_negative("loss.load_balance", loss.load_balance);
-  require_not_negative("loss.dynamic", loss.dynamic);
-  require_not_negative("loss.router_z", loss.router_z);
-  require_not_negative("loss.sequence_balance", loss.sequence_balance);
-}
-
-// For methods without logits.
-void refuse_router_losses(const LossConfig& loss) {
+// Losses that only some methods have.
+void validate_router_losses(const LossConfig& loss, const RoutingConfig& routing, const ModelConfig& model) {
   for (const auto& [key, weight] :
        {std::pair("loss.load_balance", loss.load_balance), std::pair("loss.dynamic", loss.dynamic),
         std::pair("loss.router_z", loss.router_z)})
-    if (weight != 0) throw InvalidValue(key, "hash has no router to train; set it to 0 (or method=hash)");
-}
-
-// Losses that only some methods have.
-void validate_router_losses(const LossConfig& loss, const RoutingConfig& routing, const ModelConfig& model) {
-  if (!has_logits(routing.method)) refuse_router_losses(loss);
+    if (weight != 0 && !has_logits(routing.method))
+      throw InvalidValue(key, "hash has no router to train; set it to 0 (or method=hash)");
   if (routing.method == RoutingMethod::kRelu && loss.load_balance != 0)
     throw InvalidValue("loss.load_balance", "must be 0 for relu, which moves the weight itself");
   const bool is_sigmoid = routing.method == RoutingMethod::kTopKBias && model.zero_experts == 0;
@@ -137,15 +118,6 @@ void validate(const ValidationConfig& validation, ModelType type, const DataConf
                        "continue held-out texts; set data.validation, or leave them out");
 }
 
-// A run that starts from other parameters solves for its first p.
-void require_memory_of_start(const RoutingConfig& routing, const TrainingConfig& training) {
-  if (!training.initialize_from.empty() && has_controller(routing.method) &&
-      routing.controller == Controller::kPi && routing.ki == 0)
-    throw InvalidValue("routing.ki",
-                       "must be positive with training.initialize_from, because the sum of errors holds the "
-                       "first threshold");
-}
-
 // Replaces "{method}" in the name or the output of a preset.
 void insert_method(std::string& text, const std::string& method) {
   constexpr std::string_view kPlaceholder = "{method}";
@@ -153,23 +125,17 @@ void insert_method(std::string& text, const std::string& method) {
   if (at != std::string::npos) text.replace(at, kPlaceholder.size(), method);
 }
 
-// Returns whether "section.key" is in the tree.
 bool is_set(const ConfigNode& tree, const std::string& key) {
   const size_t dot = key.find('.');
   const ConfigNode* section = tree.find(key.substr(0, dot));
   return section != nullptr && section->find(key.substr(dot + 1)) != nullptr;
 }
 
-void refuse_study(const ConfigNode& tree) {
-  for (const char* key : {"variants", "seeds", "measure"}) {
-    if (const ConfigNode* node = tree.find(key))
-      throw UsageError(node->location(), ": ", key, ": belongs to a study; run the file with dtopp study");
-  }
-}
-
 // Reads and validates the configuration. It adds the location to the errors of validate().
 RunConfig read_run_config(ConfigNode tree, bool trains) {
-  refuse_study(tree);
+  for (const char* key : {"variants", "seeds", "measure"})
+    if (const ConfigNode* node = tree.find(key))
+      throw UsageError(node->location(), ": ", key, ": belongs to a study; run the file with dtopp study");
   take(tree, "methods");
   const std::optional<ConfigNode> method = take(tree, "method");
   RunConfig config;
@@ -180,7 +146,9 @@ RunConfig read_run_config(ConfigNode tree, bool trains) {
   }
   try {
     validate_values(config);
-    if (trains) validate(config);
+    if (trains && config.data.train.empty())
+      throw InvalidValue("data.train", "names no training data; give the folders that `dtopp prepare` wrote");
+    if (trains && config.output.empty()) throw InvalidValue("output", "names no directory for the run");
   } catch (const MissingValue& error) {
     if (!is_set(tree, error.key)) throw UsageError(tree.location(), ": ", error.what());
     throw UsageError(location_of(tree, error.key), ": ", error.key, ": must be at least 1, is 0");
@@ -194,6 +162,31 @@ RunConfig load(const std::filesystem::path& path, const std::vector<std::string>
   ConfigNode tree = load_config_tree(path);
   apply_overrides(tree, overrides);
   return read_run_config(std::move(tree), trains);
+}
+
+// Every sample needs a source with a number of experts.
+void validate_sources(const RunConfig& config) {
+  const std::vector<SourceExperts>& by_source = config.routing.top_k_by_source;
+  if (by_source.empty() || config.model.is_dense() || config.data.train.empty()) return;
+  constexpr char kKey[] = "routing.top_k_by_source";
+  if (!config.data.is_weighted())
+    throw InvalidValue(kKey, "needs sources with weights in data.train; give each a weight");
+  if (!config.data.validation.empty() && !config.data.validates_by_source())
+    throw InvalidValue(kKey, "needs a name for the source of data.validation; give it one of data.train");
+  if (!config.validation.tasks.empty())
+    throw InvalidValue(kKey, "tasks have no source; set validation.tasks to []");
+  if (config.validation.samples > 0)
+    throw InvalidValue(kKey, "generated texts have no source; set validation.samples to 0");
+  std::vector<std::string> names = source_names(config.data.train);
+  for (const std::string& name : source_names(config.data.validation)) names.push_back(name);
+  for (const std::string& name : names) {
+    if (std::ranges::find(by_source, name, &SourceExperts::source) == by_source.end())
+      throw InvalidValue(kKey, "has no number for the source ", name, " of data.train or data.validation");
+  }
+  for (const SourceExperts& one : by_source) {
+    if (std::ranges::find(names, one.source) == names.end())
+      throw InvalidValue(kKey, "no source of data.train or data.validation has the name ", one.source);
+  }
 }
 
 }  // namespace
@@ -229,42 +222,23 @@ RunConfig parse_run_config(const std::string& yaml, const std::string& source) {
 
 std::string to_yaml(const RunConfig& config) { return print_config(config); }
 
-namespace {
-
-// Every sample needs a source with a number of experts.
-void validate_sources(const RunConfig& config) {
-  const std::vector<SourceExperts>& by_source = config.routing.top_k_by_source;
-  if (by_source.empty() || config.model.is_dense() || config.data.train.empty()) return;
-  constexpr char kKey[] = "routing.top_k_by_source";
-  if (!config.data.is_weighted())
-    throw InvalidValue(kKey, "needs sources with weights in data.train; give each a weight");
-  if (!config.data.validation.empty() && !config.data.validates_by_source())
-    throw InvalidValue(kKey, "needs a name for the source of data.validation; give it one of data.train");
-  if (!config.validation.tasks.empty())
-    throw InvalidValue(kKey, "tasks have no source; set validation.tasks to []");
-  if (config.validation.samples > 0)
-    throw InvalidValue(kKey, "generated texts have no source; set validation.samples to 0");
-  std::vector<std::string> names = source_names(config.data.train);
-  for (const std::string& name : source_names(config.data.validation)) names.push_back(name);
-  for (const std::string& name : names) {
-    if (std::ranges::find(by_source, name, &SourceExperts::source) == by_source.end())
-      throw InvalidValue(kKey, "has no number for the source ", name, " of data.train or data.validation");
-  }
-  for (const SourceExperts& one : by_source) {
-    if (std::ranges::find(names, one.source) == names.end())
-      throw InvalidValue(kKey, "no source of data.train or data.validation has the name ", one.source);
-  }
-}
-
-}  // namespace
-
 void validate_values(const RunConfig& config) {
   validate(config.model);
   if (!config.model.is_dense()) {
     validate(config.routing, config.model);
-    require_memory_of_start(config.routing, config.training);
+    // A run that starts from other parameters solves for its first p.
+    if (!config.training.initialize_from.empty() && has_controller(config.routing.method) &&
+        config.routing.controller == Controller::kPi && config.routing.ki == 0)
+      throw InvalidValue(
+          "routing.ki",
+          "must be positive with training.initialize_from, because the sum of errors holds the "
+          "first threshold");
   }
-  validate(config.loss);
+  require_not_negative("loss.lm_z", config.loss.lm_z);
+  require_not_negative("loss.load_balance", config.loss.load_balance);
+  require_not_negative("loss.dynamic", config.loss.dynamic);
+  require_not_negative("loss.router_z", config.loss.router_z);
+  require_not_negative("loss.sequence_balance", config.loss.sequence_balance);
   if (!config.model.is_dense()) validate_router_losses(config.loss, config.routing, config.model);
   if (config.model.type == ModelType::kDiffusionTransformer)
     validate(config.diffusion, config.model.num_classes);
@@ -281,22 +255,11 @@ void validate_values(const RunConfig& config) {
   validate_sources(config);
 }
 
-void validate(const RunConfig& config) {
-  validate_values(config);
-  if (config.data.train.empty())
-    throw InvalidValue("data.train", "names no training data; give the folders that `dtopp prepare` wrote");
-  if (config.output.empty()) throw InvalidValue("output", "names no directory for the run");
-}
-
 std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b) {
-  std::vector<std::pair<std::string, std::string>> leaves_a;
-  std::vector<std::pair<std::string, std::string>> leaves_b;
-  flatten_config(a, "", leaves_a);
-  flatten_config(b, "", leaves_b);
+  const auto leaves_b = flatten_config(b);
   std::vector<std::string> keys;
-  for (const auto& leaf : leaves_a) {
+  for (const auto& leaf : flatten_config(a))
     if (std::ranges::find(leaves_b, leaf) == leaves_b.end()) keys.push_back(leaf.first);
-  }
   return keys;
 }
 

@@ -59,9 +59,6 @@ void visit_fields(SectionOf<OptimizerConfig> auto& config, auto&& field) {
   field("grad_clip", config.grad_clip);
 }
 
-// Throws InvalidValue (config/config.h). `steps` is training.steps.
-void validate(const OptimizerConfig& config, int64_t steps);
-
 enum class BatchStatistics { kMicroBatch, kGlobal };
 enum class Precision { kFp32, kBf16, kAuto };
 enum class Device { kAuto, kCpu, kCuda };
@@ -88,15 +85,6 @@ struct LossConfig {
   // Tokens over which the load-balance loss takes f.
   BatchStatistics batch_statistics = BatchStatistics::kMicroBatch;
 };
-
-// The fields of the section for one type of model.
-template <class Losses>
-struct LossSection {
-  Losses& losses;
-  ModelType type;
-};
-template <class Losses>
-LossSection(Losses&, ModelType) -> LossSection<Losses>;  // clang 14 does not deduce it
 
 struct TrainingConfig {
   int64_t steps = 95367;            // the learning-rate schedule spans them
@@ -174,15 +162,15 @@ struct RunConfig {
   std::string output;
 };
 
-template <class Losses, class Visitor>
-void visit_fields(const LossSection<Losses>& section, Visitor&& field) {
-  if (section.type == ModelType::kLanguageModel) field("lm_z", section.losses.lm_z);
-  field("load_balance", section.losses.load_balance);
-  field("dynamic", section.losses.dynamic);
-  field("router_z", section.losses.router_z);
-  field("router_z_on", section.losses.router_z_on);
-  field("sequence_balance", section.losses.sequence_balance);
-  field("batch_statistics", section.losses.batch_statistics);
+template <SectionOf<LossConfig> Losses>
+void visit_fields(const TypedSection<Losses>& section, auto&& field) {
+  if (section.type == ModelType::kLanguageModel) field("lm_z", section.values.lm_z);
+  field("load_balance", section.values.load_balance);
+  field("dynamic", section.values.dynamic);
+  field("router_z", section.values.router_z);
+  field("router_z_on", section.values.router_z_on);
+  field("sequence_balance", section.values.sequence_balance);
+  field("batch_statistics", section.values.batch_statistics);
 }
 
 void visit_fields(SectionOf<TrainingConfig> auto& config, auto&& field) {
@@ -234,11 +222,11 @@ void visit_fields(SectionOf<RunConfig> auto& config, auto&& field) {
   field("name", config.name);
   field("model", config.model);
   field("routing", config.routing);
-  LossSection losses{config.loss, config.model.type};
+  TypedSection losses{config.loss, config.model.type};
   field("loss", losses);
   if (config.model.type == ModelType::kDiffusionTransformer) field("diffusion", config.diffusion);
   field("optimizer", config.optimizer);
-  DataSection data{config.data, config.model.type};
+  TypedSection data{config.data, config.model.type};
   field("data", data);
   field("training", config.training);
   field("parallel", config.parallel);
@@ -267,27 +255,19 @@ RunConfig parse_run_config(const std::string& yaml, const std::string& source);
 // The configuration as YAML with every key. load_run_config reads it back to an equal value.
 std::string to_yaml(const RunConfig& config);
 
-// Checks that the values work together. It ignores the routing section if model.num_experts is 1.
+// Checks that the values work together. It ignores the routing section if model.num_experts is 1. data.train
+// and output may be missing.
 //
 // Throws:        InvalidValue (config/config.h), a UsageError that names the key
-void validate(const RunConfig& config);
-
-// Like validate, but data.train and output may be missing.
 void validate_values(const RunConfig& config);
 
 // The keys of `a` ("training.seed") that `b` lacks or that have another value in `b`, in field order.
 std::vector<std::string> differing_keys(const RunConfig& a, const RunConfig& b);
 
-// True if `key` must not change between start and resume. These keys may change:
-//
-// - name and output;
-// - reports and their times: validation.*, data.validation, checkpoint.*, logging.*,
-//   diffusion.samples_every and diffusion.sample_classes;
-// - the limits after which a run ends: training.max_skips and max_hours;
-// - the execution: training.threads, device, deterministic, recompute and micro_batch_size, and parallel.*.
-//
-// The execution changes rounding. With loss.batch_statistics: micro_batch it also changes over which tokens f
-// is taken. training.steps must not change, because the schedule spans them.
+// True if `key` must not change between start and resume. The names, reports and their times, limits after
+// which a run ends, and the execution may change. The execution changes rounding. With loss.batch_statistics:
+// micro_batch it also changes over which tokens f is taken. training.steps must not change, because the
+// schedule spans them.
 bool affects_result(const std::string& key);
 
 }  // namespace dtopp::config

@@ -94,31 +94,23 @@ c10::intrusive_ptr<c10d::Work> BackendCollectives::issue(Collective collective) 
   return {};
 }
 
+using c10d::ProcessGroupGloo;
+
+std::shared_ptr<gloo::transport::Device> make_device(const std::string& host) {
+  try {
+    return host.empty() ? ProcessGroupGloo::createDefaultDevice()
+                        : ProcessGroupGloo::createDeviceForHostname(host);
+  } catch (const std::exception& error) {
+    throw UsageError("no address for host '", host, "': ", reason_of(error));
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Collectives> make_backend_collectives(c10::intrusive_ptr<c10d::Backend> backend,
                                                       std::string who, BackendFailure failure) {
   return std::make_unique<BackendCollectives>(std::move(backend), ErrorContext{std::move(who), failure});
 }
-
-namespace {
-
-using c10d::ProcessGroupGloo;
-
-std::shared_ptr<gloo::transport::Device> make_device(const GlooOptions& options) {
-  try {
-    if (!options.host.empty()) return ProcessGroupGloo::createDeviceForHostname(options.host);
-    if (!options.network_interface.empty())
-      return ProcessGroupGloo::createDeviceForInterface(options.network_interface);
-    return ProcessGroupGloo::createDefaultDevice();
-  } catch (const std::exception& error) {
-    const std::string where =
-        options.host.empty() ? "interface '" + options.network_interface : "host '" + options.host;
-    throw UsageError("no address for ", where, "': ", reason_of(error));
-  }
-}
-
-}  // namespace
 
 std::vector<int64_t> all_ranks(int64_t size) { return edp_ranks(0, 1, size); }
 
@@ -143,7 +135,7 @@ std::unique_ptr<Collectives> make_gloo_collectives(const c10::intrusive_ptr<c10d
   TORCH_CHECK(position != ranks.end(), "rank ", rank, " is not in group ", name, ", ", ranks);
   if (ranks.size() == 1) return std::make_unique<SingleRank>();
   auto gloo = ProcessGroupGloo::Options::create(options.timeout);
-  gloo->devices.push_back(make_device(options));
+  gloo->devices.push_back(make_device(options.host));
   try {
     auto keys = c10::make_intrusive<c10d::PrefixStore>(c10::str(name, '/', ranks[0]), store);
     auto collectives = make_backend_collectives(
@@ -155,9 +147,8 @@ std::unique_ptr<Collectives> make_gloo_collectives(const c10::intrusive_ptr<c10d
     collectives->barrier("connect").wait();
     return collectives;
   } catch (const std::exception& error) {
-    throw ResourceError(c10::str("rank ", rank, " could not connect to the other ", ranks.size() - 1,
-                                 " ranks of ", name, " within ", options.timeout.count(),
-                                 " ms: ", reason_of(error)));
+    throw ResourceError("rank ", rank, " could not connect to the other ", ranks.size() - 1, " ranks of ",
+                        name, " within ", options.timeout.count(), " ms: ", reason_of(error));
   }
 }
 

@@ -28,12 +28,6 @@ std::unique_ptr<Collectives> make_backend_collectives(c10::intrusive_ptr<c10d::B
                                                       std::string who,
                                                       BackendFailure failure = BackendFailure::kOfOthers);
 
-// Connects groups of ranks over TCP for collectives on CPU tensors (Gloo), and computes the ranks of each
-// group.
-//
-// Throws:        UsageError or ResourceError, see make_gloo_collectives
-// Collective:    make_gloo_collectives, on every rank of the group
-
 // Ranks 0 to size - 1.
 std::vector<int64_t> all_ranks(int64_t size);
 // The EP group of `rank`: `ep_size` consecutive ranks. Rank 5 with EP size 4: 4, 5, 6, 7.
@@ -43,21 +37,18 @@ std::vector<int64_t> ep_ranks(int64_t rank, int64_t ep_size);
 std::vector<int64_t> edp_ranks(int64_t rank, int64_t ep_size, int64_t size);
 
 struct GlooOptions {
-  // The address under which other ranks reach this one. `host` is a name or an address of this host
-  // ("127.0.0.1" if all ranks are local). Without it, the network interface ("eth0") decides, and without
-  // both the host's own name.
-  std::string host{}, network_interface{};
+  // A name or an address of this host under which other ranks reach it ("127.0.0.1" if all are local). Empty:
+  // the host's own name.
+  std::string host{};
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  // of a collective and of connecting
 };
 
-// Connects the group `ranks`, which is ascending and contains `rank`; returns a SingleRank for a group of
-// one.
+// Connects the group `ranks`, which is ascending and contains `rank`, over TCP for collectives on CPU tensors
+// (Gloo). Returns when all ranks are connected; a SingleRank for a group of one.
 //
-// Every rank of the group calls it with the same name. Groups of the same name must be disjoint. Returns when
-// all ranks are connected.
+// Every rank of the group calls it with the same name. Groups of the same name must be disjoint.
 //
-// Throws:        UsageError if the host or interface has no address; ResourceError if a rank does not connect
-//                in time
+// Throws:        UsageError if the host has no address; ResourceError if a rank does not connect in time
 std::unique_ptr<Collectives> make_gloo_collectives(const c10::intrusive_ptr<c10d::Store>& store,
                                                    const std::string& name, int64_t rank,
                                                    const std::vector<int64_t>& ranks,

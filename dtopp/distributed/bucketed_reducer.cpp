@@ -23,16 +23,28 @@ at::Tensor local_part(const ShardRequest& request, int64_t rank) {
   return request.tensor->local_shard.narrow(0, first, part.size());
 }
 
+at::Tensor elements(const at::Tensor& whole, const ElementRange& range) {
+  return whole.view(-1).narrow(0, range.begin, range.size());
+}
+
+// The elements of some parameters that a rank stores.
+int64_t local_elements(const std::vector<Shards>& shards, const std::vector<size_t>& parameters,
+                       size_t rank) {
+  int64_t sum = 0;
+  for (const size_t i : parameters) sum += shards[i][rank].size();
+  return sum;
+}
+
 }  // namespace
 
 at::Tensor gather_shards(Collectives& ranks, const std::vector<ShardRequest>& by_rank) {
-  const ShardRequest& mine = by_rank.at(static_cast<size_t>(ranks.rank()));
+  const ShardRequest& mine = by_rank.at(ranks.rank());
   if (ranks.size() == 1) return mine.tensor ? local_part(mine, 0) : at::Tensor();
   Splits splits;
   at::TensorOptions options;
   std::vector<at::Tensor> parts;
   for (int64_t rank = 0; rank < ranks.size(); ++rank) {
-    const ShardRequest& request = by_rank[static_cast<size_t>(rank)];
+    const ShardRequest& request = by_rank[rank];
     splits.in.push_back(part_of(request, ranks.rank()).size());
     splits.out.push_back(part_of(mine, rank).size());
     if (!request.tensor) continue;
@@ -55,22 +67,6 @@ at::Tensor gather_shards(Collectives& ranks, const std::vector<ShardRequest>& by
   }
   return ordered;
 }
-
-namespace {
-
-at::Tensor elements(const at::Tensor& whole, const ElementRange& range) {
-  return whole.view(-1).narrow(0, range.begin, range.size());
-}
-
-// The elements of some parameters that a rank stores.
-int64_t local_elements(const std::vector<Shards>& shards, const std::vector<size_t>& parameters,
-                       size_t rank) {
-  int64_t sum = 0;
-  for (const size_t i : parameters) sum += shards[i][rank].size();
-  return sum;
-}
-
-}  // namespace
 
 std::vector<std::vector<size_t>> divide_into_buckets(const std::vector<Shards>& shards) {
   std::vector<int64_t> elements(shards.size());
@@ -131,7 +127,14 @@ void BucketedReducer::start_full_buckets() {
 void BucketedReducer::start(Bucket& bucket) {
   const at::NoGradGuard no_grad;
   const auto options = at::device(device_).dtype(at::kFloat);
-  at::Tensor sent = packed_parts(bucket);
+  std::vector<at::Tensor> pieces;
+  for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
+    for (const size_t i : bucket.parameters)
+      pieces.push_back(parts_[i].defined() ? elements(parts_[i], range(i, rank))
+                                           : at::full({range(i, rank).size()}, kNothing, options));
+  }
+  at::Tensor sent = at::cat(pieces);
+  pieces.clear();
   for (const size_t i : bucket.parameters) parts_[i].reset();
   Splits splits;
   const int64_t own = local_elements(shards_, bucket.parameters, static_cast<size_t>(ranks_.rank()));
@@ -141,17 +144,6 @@ void BucketedReducer::start(Bucket& bucket) {
   }
   bucket.received = at::empty({ranks_.size() * splits.out[0]}, options);
   bucket.exchange = ranks_.all_to_all(bucket.received, std::move(sent), std::move(splits), "reduce_scatter");
-}
-
-at::Tensor BucketedReducer::packed_parts(const Bucket& bucket) const {
-  std::vector<at::Tensor> pieces;
-  for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
-    for (const size_t i : bucket.parameters)
-      pieces.push_back(parts_[i].defined() ? elements(parts_[i], range(i, rank))
-                                           : at::full({range(i, rank).size()}, kNothing,
-                                                      at::device(device_).dtype(at::kFloat)));
-  }
-  return at::cat(pieces);
 }
 
 std::vector<at::Tensor> BucketedReducer::finish_reduce_scatter() {
@@ -208,10 +200,6 @@ void BucketedReducer::start_all_gather(std::vector<at::Tensor> whole, Source sou
   ungathered_ = buckets_.size();
   for (int ahead = 0; ahead < 2 && !source_.reducer; ++ahead) start_next_gathering();
 }
-
-void BucketedReducer::wait_all_gather(size_t parameter) { gather_down_to(bucket_of_[parameter]); }
-
-void BucketedReducer::finish_all_gather() { gather_down_to(0); }
 
 void BucketedReducer::gather_down_to(size_t bucket) {
   for (;;) {

@@ -95,9 +95,9 @@ class BucketedReducer {
   // Whether any other rank takes part.
   bool has_others() const { return ranks_.size() > 1 || (next_ && next_->has_others()); }
   // Blocks until all elements of a parameter are valid. Parameters may be waited for in any order.
-  void wait_all_gather(size_t parameter);
+  void wait_all_gather(size_t parameter) { gather_down_to(bucket_of_[parameter]); }
   // Waits for all parameters. A rank that needs none must call it too: other ranks wait for its buckets.
-  void finish_all_gather();
+  void finish_all_gather() { gather_down_to(0); }
 
  private:
   struct Bucket {
@@ -113,12 +113,9 @@ class BucketedReducer {
     at::Tensor received{};  // [ranks, largest local shard]
     Pending exchange{};
   };
-  const ElementRange& range(size_t parameter, int64_t rank) const {
-    return shards_[parameter][static_cast<size_t>(rank)];
-  }
+  const ElementRange& range(size_t parameter, int64_t rank) const { return shards_[parameter][rank]; }
   void start_full_buckets();
   void start(Bucket& bucket);
-  at::Tensor packed_parts(const Bucket& bucket) const;
   void finish_buckets(size_t end);
   void finish(Bucket& bucket);
   void gather_down_to(size_t bucket);

@@ -20,9 +20,7 @@
 #include "dtopp/base/errors.h"
 #include "dtopp/base/hash.h"
 #include "dtopp/base/json.h"
-#include "dtopp/base/stop.h"
 #include "dtopp/device/device.h"
-#include "dtopp/distributed/rank_agreement.h"
 #include "dtopp/distributed/rendezvous.h"
 
 namespace dtopp::distributed {
@@ -51,28 +49,6 @@ std::optional<Route> route_of(const addrinfo& to) {
 
 bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
 
-}  // namespace
-
-std::optional<Route> route_to(const std::string& host) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_DGRAM;
-  if (::getaddrinfo(host.c_str(), "1", &hints, &found) != 0) return std::nullopt;
-  std::optional<Route> route;
-  for (const addrinfo* to = found; to && !route; to = to->ai_next) route = route_of(*to);
-  ::freeaddrinfo(found);
-  return route;
-}
-
-std::string own_address(const std::vector<std::optional<Route>>& routes, size_t rank) {
-  if (!routes[rank]) return "";
-  if (!is_loopback(routes[rank]->own)) return routes[rank]->own;
-  for (const std::optional<Route>& route : routes)
-    if (route && !is_loopback(route->remote)) return route->remote;
-  return routes[rank]->own;
-}
-
-namespace {
-
 // Rank 0 publishes {"ranks": ["{record}", …]} or {"error": "…"} here.
 constexpr char kListKey[] = "ranks";
 
@@ -89,21 +65,9 @@ std::string no_answer(const std::string& rank, const c10d::Store& store) {
          " s; check that every rank was started";
 }
 
-// Waits in slices, between which a stop ends the wait.
 void wait_for(c10d::Store& store, const std::vector<std::string>& keys, std::chrono::milliseconds timeout) {
-  using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::milliseconds kSlice{500};
-  const Clock::time_point end = Clock::now() + timeout;
-  for (;;) {
-    const Clock::time_point begin = Clock::now();
-    try {
-      return store.wait(keys, std::min(kSlice, std::chrono::ceil<std::chrono::milliseconds>(end - begin)));
-    } catch (const std::exception&) {
-      end_if_stopped();
-      const Clock::time_point now = Clock::now();
-      if (now >= end || now - begin < kSlice / 2) throw;  // an error before the slice's end is no timeout
-    }
-  }
+  wait_in_slices(timeout, std::chrono::milliseconds(500),
+                 [&](std::chrono::milliseconds time) { store.wait(keys, time); });
 }
 
 // Returns the list that rank 0 publishes. One timeout limits the wait for all ranks.
@@ -128,7 +92,45 @@ std::string collect(c10d::Store& store, int64_t size, const RankRecord& mine) {
   return dump_json(list);
 }
 
+using std::chrono::milliseconds;
+
+constexpr char kLoopback[] = "127.0.0.1";
+constexpr char kLostKey[] = "lost";
+
+// After a failed collective, a rank waits this long for the watcher to find the lost rank.
+constexpr milliseconds kPatience{3000};
+
+// A rank waits this long for the same error of another rank before it prints its own.
+constexpr milliseconds kSameError{500};
+
+// The same before the ranks have joined: they may start at different times.
+constexpr milliseconds kEarlyError{3000};
+
+// Ends without waiting for collectives that other ranks will not finish.
+[[noreturn]] void end_silently(ExitStatus status) {
+  std::fflush(nullptr);
+  _exit(static_cast<int>(status));
+}
+
 }  // namespace
+
+std::optional<Route> route_to(const std::string& host) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  if (::getaddrinfo(host.c_str(), "1", &hints, &found) != 0) return std::nullopt;
+  std::optional<Route> route;
+  for (const addrinfo* to = found; to && !route; to = to->ai_next) route = route_of(*to);
+  ::freeaddrinfo(found);
+  return route;
+}
+
+std::string own_address(const std::vector<std::optional<Route>>& routes, size_t rank) {
+  if (!routes[rank]) return "";
+  if (!is_loopback(routes[rank]->own)) return routes[rank]->own;
+  for (const std::optional<Route>& route : routes)
+    if (route && !is_loopback(route->remote)) return route->remote;
+  return routes[rank]->own;
+}
 
 std::string RankRecord::to_json() const {
   nlohmann::ordered_json json = {{"host", host}, {"version", version}};
@@ -144,10 +146,6 @@ RankRecord RankRecord::from_json(const std::string& text) {
     record.route = Route{route.text("own"), route.text("remote")};
   }
   return record;
-}
-
-RankRecord own_record(const std::string& master_addr, const std::string& version) {
-  return {own_host(), route_to(master_addr), version};
 }
 
 std::vector<RankRecord> exchange_records(c10d::Store& store, int64_t rank, int64_t size,
@@ -172,17 +170,15 @@ std::vector<RankRecord> exchange_records(c10d::Store& store, int64_t rank, int64
   if (fields.has("error")) throw ResourceError(fields.text("error"));
   std::vector<RankRecord> records;
   for (const std::string& record : fields.texts("ranks")) records.push_back(RankRecord::from_json(record));
-  if (static_cast<int64_t>(records.size()) != size)
+  if (std::ssize(records) != size)
     throw DataError("the list of ranks: ranks: ", records.size(), " records for ", size, " ranks");
   return records;
 }
 
 int64_t count_nodes(const std::vector<RankRecord>& ranks, int64_t local_size) {
-  const auto size = static_cast<int64_t>(ranks.size());
-  for (int64_t rank = 0; rank < size; ++rank) {
-    const int64_t first = rank / local_size * local_size;
-    if (ranks[static_cast<size_t>(rank)].host != ranks[static_cast<size_t>(first)].host) return 1;
-  }
+  const auto size = std::ssize(ranks);
+  for (int64_t rank = 0; rank < size; ++rank)
+    if (ranks[rank].host != ranks[rank / local_size * local_size].host) return 1;
   return size % local_size == 0 ? size / local_size : 1;
 }
 
@@ -194,42 +190,6 @@ void check_versions(const std::vector<RankRecord>& ranks) {
                     other->version, ", rank 0 ", ranks.front().version,
                     "); install the same version on all hosts");
 }
-
-std::vector<std::string> hosts_of(const std::vector<RankRecord>& ranks) {
-  std::vector<std::string> hosts;
-  for (const RankRecord& rank : ranks) hosts.push_back(rank.host);
-  return hosts;
-}
-
-std::vector<std::optional<Route>> routes_of(const std::vector<RankRecord>& ranks) {
-  std::vector<std::optional<Route>> routes;
-  for (const RankRecord& rank : ranks) routes.push_back(rank.route);
-  return routes;
-}
-
-namespace {
-
-using std::chrono::milliseconds;
-
-constexpr char kLoopback[] = "127.0.0.1";
-constexpr char kLostKey[] = "lost";
-
-// After a failed collective, a rank waits this long for the watcher to find the lost rank.
-constexpr milliseconds kPatience{3000};
-
-// A rank waits this long for the same error of another rank before it prints its own.
-constexpr milliseconds kSameError{500};
-
-// The same before the ranks have joined: they may start at different times.
-constexpr milliseconds kEarlyError{3000};
-
-// Ends without waiting for collectives that other ranks will not finish.
-[[noreturn]] void end_silently(ExitStatus status) {
-  std::fflush(nullptr);
-  _exit(static_cast<int>(status));
-}
-
-}  // namespace
 
 Cluster::Cluster(launch::LaunchEnvironment environment, std::string (*version)())
     : environment_(std::move(environment)), version_(version), local_rank_(environment_.local_rank) {
@@ -258,19 +218,25 @@ void Cluster::join(std::chrono::seconds timeout) {
   if (environment_.alone()) return;
   open_store(StoreOptions().timeout);
   const std::vector<RankRecord> ranks =
-      exchange_records(*store_, rank(), size(), own_record(environment_.master_addr, version_()));
+      exchange_records(*store_, rank(), size(), {own_host(), route_to(environment_.master_addr), version_()});
   const auto own = ranks.begin() + rank();
   const auto is_here = [&](const RankRecord& other) { return other.host == own->host; };
   const bool is_reported = environment_.local_world_size > 0;
   local_size_ = is_reported ? environment_.local_world_size : std::ranges::count_if(ranks, is_here);
   local_rank_ = is_reported ? environment_.local_rank : std::count_if(ranks.begin(), own, is_here);
   nodes_ = count_nodes(ranks, local_size_);
-  address_ = is_local() ? kLoopback : own_address(routes_of(ranks), static_cast<size_t>(rank()));
+  std::vector<std::string> hosts;
+  std::vector<std::optional<Route>> routes;
+  for (const RankRecord& rank : ranks) {
+    hosts.push_back(rank.host);
+    routes.push_back(rank.route);
+  }
+  address_ = is_local() ? kLoopback : own_address(routes, static_cast<size_t>(rank()));
   // Gloo's timeout is longer than the watcher's, so that the watcher, which has more details, reports first.
   collective_timeout_ = std::max<milliseconds>(GlooOptions().timeout, 2 * timeout);
   if (environment_.launcher == launch::Launcher::kOwn) report_ = store_->clone();
   WatcherOptions watched{.rank = rank(),
-                         .hosts = hosts_of(ranks),
+                         .hosts = std::move(hosts),
                          .address = is_local() ? kLoopback : environment_.master_addr,
                          .loopback_only = is_local(),
                          .limits = {.silent = static_cast<double>(timeout.count())}};
@@ -290,17 +256,12 @@ const ProcessGroups& Cluster::connect(const at::Device& device, int64_t ep_size)
     watcher_->await_loss(kPatience);  // another rank may have failed first
     throw;
   }
-  groups_.ranks_here = local_size_;
   if (local_size_ > 1) at::set_num_threads(static_cast<int>(share_of_cores(local_size_)));
   check_devices(device::device_identity(device), *groups_.world);
   if (device.is_cpu()) return groups_;
   devices_ = std::make_unique<DeviceGroups>(groups_, store_, device, collective_timeout_, counts_);
   watched_devices_ = devices_.get();
   return groups_;
-}
-
-void Cluster::begin(int64_t step, const char* activity) {
-  if (watcher_) watcher_->begin(step, activity);
 }
 
 void Cluster::run(const std::function<void()>& body) {

@@ -28,10 +28,6 @@
 #include "dtopp/launch/launch_environment.h"
 #include "dtopp/ops/core/torch.h"
 
-namespace c10d {
-class Store;
-}  // namespace c10d
-
 namespace dtopp::distributed {
 
 // Numeric addresses, not names.
@@ -61,9 +57,6 @@ struct RankRecord {
   static RankRecord from_json(const std::string& text);
 };
 
-// The record of this process.
-RankRecord own_record(const std::string& master_addr, const std::string& version);
-
 // Returns the records of all ranks, in rank order. Collective, before the ranks have connections: rank 0
 // reads the records of all ranks and publishes one list, so that the store answers two requests per rank.
 // Throws ResourceError, on all ranks with the same message, if a rank sends none within the store's timeout;
@@ -76,9 +69,6 @@ int64_t count_nodes(const std::vector<RankRecord>& ranks, int64_t local_size);
 
 // Throws RanksDiffer, on all ranks with the same message, if a rank runs another version than rank 0.
 void check_versions(const std::vector<RankRecord>& ranks);
-
-std::vector<std::string> hosts_of(const std::vector<RankRecord>& ranks);
-std::vector<std::optional<Route>> routes_of(const std::vector<RankRecord>& ranks);
 
 class Cluster final : private WatchedProcess {
  public:
@@ -110,7 +100,9 @@ class Cluster final : private WatchedProcess {
   const ProcessGroups& connect(const at::Device& device, int64_t ep_size);
   const ProcessGroups& groups() const { return groups_; }  // after connect()
   // Sets the step and the activity that other ranks name if this one is lost (RankState).
-  void begin(int64_t step, const char* activity);
+  void begin(int64_t step, const char* activity) {
+    if (watcher_) watcher_->begin(step, activity);
+  }
 
   int64_t rank() const { return environment_.rank; }
   int64_t size() const { return environment_.world_size; }

@@ -14,7 +14,10 @@
 
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -130,11 +133,87 @@ std::string broadcast_bytes(Collectives& collectives, std::string bytes, int64_t
 // Returns every rank's bytes, in rank order. Blocks. Uses CPU tensors.
 std::vector<std::string> gather_bytes(Collectives& collectives, const std::string& bytes, const char* what);
 
+// The ranks have different programs, configurations, data or devices. All ranks throw it with the same
+// message.
+struct RanksDiffer : Error {
+  using Error::Error;
+};
+
+// A rank whose text differs from rank 0's.
+struct RankDifference {
+  int64_t rank;
+  std::string there, first;  // the texts of `rank` and of rank 0
+
+  std::string name() const { return "rank " + std::to_string(rank); }
+};
+
+// Returns the first such rank, on all ranks; nullopt if all texts are equal. Collective.
+std::optional<RankDifference> find_difference(const std::string& mine, Collectives& ranks);
+
+// Throws RanksDiffer if ranks mix CPUs and CUDA devices, or if two ranks use one CUDA device. `identity`
+// identifies this rank's device: device_identity() (device/device.h), "cpu" for every CPU. Collective.
+void check_devices(const std::string& identity, Collectives& ranks);
+
+// Whether `here` is true on any rank; the same result on all ranks. Collective.
+bool any_of(Collectives& ranks, bool here);
+
 // A group of one rank. It copies `in` to `out`, unless they share memory.
 class SingleRank final : public Collectives {
  public:
   SingleRank() : Collectives(0, 1) {}
   Pending start(const Collective& collective) override;
+};
+
+struct Traffic {
+  int64_t calls = 0;
+  int64_t bytes = 0;   // sent by this rank to other ranks (bytes_sent)
+  double seconds = 0;  // host time in wait(); on a CPU, the time that computation did not hide
+
+  Traffic& operator+=(const Traffic& other) {
+    calls += other.calls;
+    bytes += other.bytes;
+    seconds += other.seconds;
+    return *this;
+  }
+};
+
+// Shared by all groups of a rank: ordinals then number its collectives in one order, the same on every rank.
+// Thread-safe.
+class CollectiveCounts {
+ public:
+  struct Current {
+    const char* what = "";
+    int64_t ordinal = 0;   // 1 for the first collective; 0 before it
+    bool waiting = false;  // inside wait(), or wait() threw
+  };
+
+  std::map<std::string, Traffic> traffic() const;  // by `what`
+  Traffic total() const;
+  // The collective that the rank waits for; if it waits for none, the one that it started last.
+  Current current() const;
+
+  // For CountingCollectives. started() returns the ordinal.
+  int64_t started(const char* what, int64_t bytes);
+  void waiting(const char* what, int64_t ordinal);
+  void arrived(const char* what, double seconds);
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, Traffic> traffic_;
+  Current last_, waited_for_;
+};
+
+// Counts the collectives of one rank, their bytes and their time, and tracks the current one. Counting adds
+// no communication.
+class CountingCollectives final : public Collectives {
+ public:
+  CountingCollectives(std::unique_ptr<Collectives> inner, std::shared_ptr<CollectiveCounts> counts)
+      : Collectives(inner->rank(), inner->size()), inner_(std::move(inner)), counts_(std::move(counts)) {}
+  Pending start(const Collective& collective) override;
+
+ private:
+  std::unique_ptr<Collectives> inner_;
+  std::shared_ptr<CollectiveCounts> counts_;
 };
 
 }  // namespace dtopp::distributed

@@ -11,12 +11,7 @@
 #include <vector>
 
 #include "dtopp/distributed/backend_collectives.h"
-#include "dtopp/distributed/counting_collectives.h"
 #include "dtopp/distributed/shard_layout.h"
-
-namespace c10d {
-class Backend;
-}  // namespace c10d
 
 namespace dtopp::distributed {
 // Each group serves one purpose. Collectives of one purpose then never queue behind those of another.
@@ -40,7 +35,6 @@ struct ProcessGroups {
   // thread, and they are not counted: their order among those of training is not fixed. CPU tensors only.
   std::shared_ptr<Collectives> saving = std::make_shared<SingleRank>();
   std::shared_ptr<const CollectiveCounts> traffic{};  // of all other groups; null if nothing is counted
-  int64_t ranks_here = 1;                             // ranks on this machine
   at::Device device = at::kCPU;  // this rank's compute device, which the groups accept besides the CPU
 
   int64_t rank() const { return world->rank(); }
@@ -50,26 +44,24 @@ struct ProcessGroups {
 
 // Connects this rank to the others. `dims` come from with_nested_nodes(). Rank 0's nodes and EP size apply to
 // all ranks. `counts`, if given, counts the collectives of all groups with several ranks. Cluster::connect
-// sets `ranks_here` and `device` afterwards. Collective.
+// sets `device` afterwards. Collective.
 ProcessGroups make_process_groups(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
                                   const ParallelDims& dims, const GlooOptions& options,
                                   const std::shared_ptr<CollectiveCounts>& counts = nullptr);
 
-// Adds NCCL collectives on CUDA devices to a run's groups. NCCL is in libdtopp_cuda.so.
-//
-// The device of a tensor selects the transport: NCCL for CUDA tensors, Gloo for CPU tensors and for barriers.
-//
-// Throws:        ResourceError if the ranks cannot be connected
-// Collective:    the constructor and finish(), on every rank of the run, in the same order
-
-// Combines the host and the device transport of one group. The result must own both alone.
+// Combines the host and the device transport of one group. The device of a tensor selects the transport: NCCL
+// for CUDA tensors, Gloo for CPU tensors and for barriers. The result must own both alone.
 std::unique_ptr<Collectives> host_and_device(std::shared_ptr<Collectives> host,
                                              std::shared_ptr<Collectives> device);
 
+// The NCCL collectives on CUDA devices of a run's groups. NCCL is in libdtopp_cuda.so.
+//
+// Throws:        ResourceError if the ranks cannot be connected
+// Collective:    the constructor and finish(), on every rank of the run, in the same order
 class DeviceGroups {
  public:
   // Replaces every group of `groups` with several ranks by one that also accepts tensors on `device`.
-  // `device` is a CUDA device that no other rank uses; `timeout` applies to each collective. Collective.
+  // `device` is a CUDA device that no other rank uses; `timeout` applies to each collective.
   DeviceGroups(ProcessGroups& groups, const c10::intrusive_ptr<c10d::Store>& store, const at::Device& device,
                std::chrono::milliseconds timeout, const std::shared_ptr<CollectiveCounts>& counts);
   // Without finish(), aborts collectives in flight: after an error, other ranks may no longer take part.
@@ -78,7 +70,6 @@ class DeviceGroups {
   DeviceGroups& operator=(const DeviceGroups&) = delete;
 
   // Call after the last collective of every rank. Waits for collectives in flight and disconnects.
-  // Collective.
   void finish();
 
   // Describes the failure of a collective that the host does not wait for; empty if there is none. After a

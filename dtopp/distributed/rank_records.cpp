@@ -72,7 +72,7 @@ RankRecords::RankRecords(std::vector<std::string> hosts, const SilenceLimits& li
 }
 
 void RankRecords::received(int64_t rank, const RankState& state) {
-  Record& record = records_.at(static_cast<size_t>(rank));
+  Record& record = records_.at(rank);
   record.silent = 0;
   const bool moved = !record.has_reported || state.ordinal != record.state.ordinal ||
                      state.step != record.state.step || state.activity != record.state.activity;
@@ -86,17 +86,11 @@ void RankRecords::received(int64_t rank, const RankState& state) {
   record.state = state;
 }
 
-void RankRecords::left(int64_t rank) { records_.at(static_cast<size_t>(rank)).left = true; }
-
 LostRank RankRecords::lost(int64_t rank, std::string cause) const {
   const Record& record = at(rank);
   return {.rank = rank,
           .location = "on " + record.host + " " + record.state.location(),
           .cause = std::move(cause)};
-}
-
-LostRank RankRecords::died(int64_t rank) const {
-  return lost(rank, "its process was killed, or its host is gone");
 }
 
 LostRank RankRecords::failed(int64_t rank, int64_t status, const std::string& message) const {

@@ -52,10 +52,9 @@ class RankRecords {
   // Call it for this process's rank too, watched or not.
   void received(int64_t rank, const RankState& state);
   // The rank has finished the run and sends no more states.
-  void left(int64_t rank);
+  void left(int64_t rank) { records_.at(rank).left = true; }
   bool has_left(int64_t rank) const { return at(rank).left; }
 
-  LostRank died(int64_t rank) const;
   LostRank failed(int64_t rank, int64_t status, const std::string& message) const;
   // The rank with this cause, at its last known location.
   LostRank lost(int64_t rank, std::string cause) const;
@@ -81,7 +80,7 @@ class RankRecords {
     double still = 0;             // seconds since its last observed progress
     double cpu_when_working = 0;  // cpu_seconds at that progress
   };
-  const Record& at(int64_t rank) const { return records_.at(static_cast<size_t>(rank)); }
+  const Record& at(int64_t rank) const { return records_.at(rank); }
   // ", while others wait in save". The last message of a silent rank may be older than that collective. Empty
   // if no other rank waits.
   std::string wait_of_others(const Record& silent) const;

@@ -1,6 +1,5 @@
 #include "dtopp/distributed/rendezvous.h"
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -20,7 +19,6 @@
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
-#include "dtopp/base/stop.h"
 #include "dtopp/distributed/collectives.h"
 
 namespace dtopp::distributed {
@@ -34,42 +32,40 @@ int checked(int result) {
   return result;
 }
 
-// Listens on `address`. `port` refers to the port field of `address`, in network byte order.
-int listen_on(sockaddr* address, socklen_t length, in_port_t& port) {
-  const int listening = checked(::socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+// Listens on `address`, whose port field is `address_port`.
+int listen_on(auto& address, in_port_t& address_port, uint16_t& port) {
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  address_port = htons(port);
+  socklen_t length = sizeof address;
+  const int listening = checked(::socket(generic->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   try {
     const int on = 1, off = 0;
     checked(::setsockopt(listening, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
-    if (address->sa_family == AF_INET6)
+    if (generic->sa_family == AF_INET6)
       checked(::setsockopt(listening, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off));
-    checked(::bind(listening, address, length));
+    checked(::bind(listening, generic, length));
     checked(::listen(listening, SOMAXCONN));
-    checked(::getsockname(listening, address, &length));
+    checked(::getsockname(listening, generic, &length));
   } catch (...) {
     ::close(listening);
     throw;
   }
-  port = ntohs(port);
+  port = ntohs(address_port);
   return listening;
 }
 
 int listen_on_ipv4(uint16_t& port, in_addr_t host) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_port = htons(port);
   address.sin_addr.s_addr = htonl(host);
-  const int listening = listen_on(reinterpret_cast<sockaddr*>(&address), sizeof address, address.sin_port);
-  port = address.sin_port;
-  return listening;
+  return listen_on(address, address.sin_port, port);
 }
 
-int listen_on_ipv6(uint16_t& port) {
-  sockaddr_in6 address{};
-  address.sin6_family = AF_INET6;
-  address.sin6_port = htons(port);
-  const int listening = listen_on(reinterpret_cast<sockaddr*>(&address), sizeof address, address.sin6_port);
-  port = address.sin6_port;
-  return listening;
+bool resolves(const std::string& host) {
+  addrinfo* found = nullptr;
+  const bool answer = ::getaddrinfo(host.c_str(), nullptr, nullptr, &found) == 0;
+  if (found) ::freeaddrinfo(found);
+  return answer;
 }
 
 }  // namespace
@@ -77,13 +73,15 @@ int listen_on_ipv6(uint16_t& port) {
 int listening_socket(uint16_t& port, bool loopback_only) {
   if (loopback_only) return listen_on_ipv4(port, INADDR_LOOPBACK);
   try {
-    return listen_on_ipv6(port);
+    sockaddr_in6 address{};
+    address.sin6_family = AF_INET6;
+    return listen_on(address, address.sin6_port, port);
   } catch (const std::runtime_error&) {  // a host without IPv6
     return listen_on_ipv4(port, INADDR_ANY);
   }
 }
 
-LineSocket LineSocket::connect(const std::string& host, uint16_t port) {
+int connected_socket(const std::string& host, uint16_t port) {
   addrinfo wanted{};
   wanted.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
@@ -101,18 +99,10 @@ LineSocket LineSocket::connect(const std::string& host, uint16_t port) {
   }
   ::freeaddrinfo(found);
   if (connected < 0) throw std::runtime_error(std::strerror(error));
-  return LineSocket(connected);
+  return connected;
 }
 
-LineSocket::~LineSocket() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
-LineSocket::LineSocket(LineSocket&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)),
-      incoming_(std::move(other.incoming_)),
-      outgoing_(std::move(other.outgoing_)),
-      ended_(other.ended_) {}
+LineSocket::~LineSocket() { ::close(descriptor_); }
 
 void LineSocket::send(const std::string& line) {
   outgoing_ += line + '\n';
@@ -145,39 +135,6 @@ std::vector<std::string> LineSocket::receive() {
 
 void LineSocket::finish() { ::shutdown(descriptor_, SHUT_WR); }
 
-namespace {
-
-bool resolves(const std::string& host) {
-  addrinfo* found = nullptr;
-  const bool answer = ::getaddrinfo(host.c_str(), nullptr, nullptr, &found) == 0;
-  if (found) ::freeaddrinfo(found);
-  return answer;
-}
-
-// Connects in slices, between which a stop ends the wait for the server. A server connects to itself in one.
-c10::intrusive_ptr<c10d::TCPStore> open_tcp_store(const std::string& host, c10d::TCPStoreOptions tcp) {
-  using Clock = std::chrono::steady_clock;
-  const std::chrono::milliseconds timeout = tcp.timeout;
-  const std::chrono::milliseconds slice = tcp.isServer ? timeout : std::chrono::milliseconds(2000);
-  const Clock::time_point end = Clock::now() + timeout;
-  for (;;) {
-    const Clock::time_point begin = Clock::now();
-    tcp.timeout = std::min(slice, std::chrono::ceil<std::chrono::milliseconds>(end - begin));
-    try {
-      auto store = c10::make_intrusive<c10d::TCPStore>(host, tcp);
-      store->setTimeout(timeout);
-      return store;
-    } catch (const std::exception&) {
-      end_if_stopped();
-      const Clock::time_point now = Clock::now();
-      // An error before the slice's end is no timeout.
-      if (tcp.isServer || now >= end || now - begin < slice / 2) throw;
-    }
-  }
-}
-
-}  // namespace
-
 StoreConnection make_store(const StoreOptions& options) {
   const std::string where = c10::str(options.host, ':', options.port);
   if (options.port < 0 || options.port > UINT16_MAX || (options.port == 0 && !options.is_server))
@@ -187,11 +144,19 @@ StoreConnection make_store(const StoreOptions& options) {
     tcp.port = static_cast<uint16_t>(options.port);
     tcp.isServer = options.is_server;
     tcp.waitWorkers = false;
-    tcp.timeout = options.timeout;
     // TCPStore's own socket would listen on every interface.
     if (options.is_server && options.loopback_only)
       tcp.masterListenFd = listening_socket(tcp.port, /*loopback_only=*/true);
-    auto store = open_tcp_store(options.host, tcp);
+    c10::intrusive_ptr<c10d::TCPStore> store;
+    const auto connect = [&](std::chrono::milliseconds time) {
+      tcp.timeout = time;
+      store = c10::make_intrusive<c10d::TCPStore>(options.host, tcp);
+    };
+    if (options.is_server)
+      connect(options.timeout);  // to itself
+    else
+      wait_in_slices(options.timeout, std::chrono::milliseconds(2000), connect);
+    store->setTimeout(options.timeout);
     const int64_t port = store->getPort();
     if (options.prefix.empty()) return {std::move(store), port};
     return {c10::make_intrusive<c10d::PrefixStore>(options.prefix, std::move(store)), port};
@@ -201,8 +166,8 @@ StoreConnection make_store(const StoreOptions& options) {
     if (!resolves(options.host)) throw UsageError(where, ": the host's name has no address");
     if (options.is_server)
       throw UsageError("cannot serve ", where, ": ", reason_of(error), "; choose another port");
-    throw ResourceError(
-        c10::str("no store at ", where, " within ", options.timeout.count(), " ms: ", reason_of(error)));
+    throw ResourceError("no store at ", where, " within ", options.timeout.count(),
+                        " ms: ", reason_of(error));
   }
 }
 

@@ -5,11 +5,13 @@
 // Collective:    no; clients wait for the server
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "dtopp/base/stop.h"
 #include "dtopp/ops/core/torch.h"
 
 namespace c10d {
@@ -22,16 +24,18 @@ namespace dtopp::distributed {
 // replaced by the free port that the system chose. Throws std::runtime_error with the reason if it fails.
 int listening_socket(uint16_t& port, bool loopback_only);
 
+// Connects to a server and returns the socket, which the caller closes. Throws std::runtime_error if none
+// answers.
+int connected_socket(const std::string& host, uint16_t port);
+
 // Sends and receives lines of text over TCP, for a thread that waits for several connections with poll().
-// Only connect() blocks.
+// Nothing blocks.
 class LineSocket {
  public:
   explicit LineSocket(int descriptor) : descriptor_(descriptor) {}  // takes a connected socket
-  // Throws std::runtime_error if no server answers.
-  static LineSocket connect(const std::string& host, uint16_t port);
   ~LineSocket();
-  LineSocket(LineSocket&& other) noexcept;
-  LineSocket& operator=(LineSocket&&) = delete;
+  LineSocket(const LineSocket&) = delete;
+  LineSocket& operator=(const LineSocket&) = delete;
 
   int descriptor() const { return descriptor_; }
   // Sends a line. Bytes that the connection does not accept now are sent by a later send().
@@ -65,6 +69,24 @@ struct StoreConnection {
   c10::intrusive_ptr<c10d::Store> store;
   int64_t port;
 };
+
+// Calls wait(time) for slices of the timeout until one succeeds. Throws the error of the last slice, and an
+// error before a slice's end, which is no timeout. A stop ends the wait between two slices.
+template <class Wait>
+void wait_in_slices(std::chrono::milliseconds timeout, std::chrono::milliseconds slice, const Wait& wait) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point end = Clock::now() + timeout;
+  for (;;) {
+    const Clock::time_point begin = Clock::now();
+    try {
+      return wait(std::min(slice, std::chrono::ceil<std::chrono::milliseconds>(end - begin)));
+    } catch (const std::exception&) {
+      end_if_stopped();
+      const Clock::time_point now = Clock::now();
+      if (now >= end || now - begin < slice / 2) throw;
+    }
+  }
+}
 
 // Serves the store or connects to it. The store ends with the server's process, which must end last. A thread
 // that may block in the store needs its own connection, store->clone().

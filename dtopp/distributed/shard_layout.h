@@ -56,10 +56,6 @@ struct ParallelDims {
   }
 };
 
-constexpr ParallelDims ep_by_edp(int64_t ep_size, int64_t edp_size, int64_t nodes = 1) {
-  return {ep_size * edp_size, nodes, ep_size};
-}
-
 struct ElementRange {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }

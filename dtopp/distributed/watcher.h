@@ -16,21 +16,21 @@
 // Collective:    the constructor, on every rank of the run
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
-#include "dtopp/distributed/counting_collectives.h"
+#include "dtopp/distributed/collectives.h"
 #include "dtopp/distributed/rank_records.h"
 #include "dtopp/distributed/rendezvous.h"
 #include "dtopp/ops/core/torch.h"
-
-namespace c10d {
-class Store;
-}  // namespace c10d
 
 namespace dtopp::distributed {
 
@@ -58,23 +58,20 @@ class RankConnections {
   // Makes the current or the next wait() return at once. Thread-safe.
   void wake();
 
-  void send(const std::string& line);
-  // Sends a line to the ranks that have accepted all earlier bytes, and skips the others.
-  void offer(const std::string& line);
+  // With `skips_busy`, only to the ranks that have accepted all earlier bytes.
+  void send(const std::string& line, bool skips_busy = false);
   // Ends this direction, to all ranks or to one. The other ends then receive an Event without a line.
-  void finish();
-  void finish(int64_t rank);
+  void finish(std::optional<int64_t> rank = {});
   // Whether a connection other than the one to `except` can still receive lines.
   bool any_open(int64_t except) const;
 
  private:
   struct Connection {
+    Connection(int descriptor, int64_t rank) : socket(descriptor), rank(rank) {}
     LineSocket socket;
     int64_t rank;  // -1 until it has sent the secret
-    bool ended = false;
   };
-  void accept();
-  void admit(Connection& connection, const std::string& line) const;
+  int64_t admitted(const std::string& line) const;
 
   int64_t size_;
   std::string secret_;
@@ -113,7 +110,7 @@ class Watcher {
   // Rank 0 serves the other ranks, which read its port from the store. `process` must outlive this object.
   Watcher(const c10::intrusive_ptr<c10d::Store>& store, WatcherOptions options,
           std::shared_ptr<const CollectiveCounts> counts, WatchedProcess& process);
-  ~Watcher();  // calls leave()
+  ~Watcher() { leave(); }
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
 
@@ -123,16 +120,47 @@ class Watcher {
   // Ends this rank's watcher: leave() at the regular end of the run, fail() after this rank's own error,
   // which the other ranks receive. Returns when the message is delivered, after one second at most; on_loss
   // is not called afterwards. Only the first call has an effect.
-  void leave();
-  void fail(int status, const std::string& message);
+  void leave() { end("left"); }
+  void fail(int status, std::string message);
 
   // Call when this rank has detected the loss of another one. Waits up to `patience` for on_loss and returns
   // whether it was called.
   bool await_loss(std::chrono::milliseconds patience);
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  bool is_first() const { return options_.rank == 0; }
+  void run();
+  void handle(const RankConnections::Event& event);
+  // A line that this rank cannot read: it comes from another program or was damaged.
+  void lose_sender(int64_t rank, const std::string& line);
+  void lose(const LostRank& rank);
+  RankState own_state();
+  // Whether the thread ends: the run is over, this rank ends, or on_loss was called.
+  bool finish();
+  void send_last_message(const std::string& line);
+  void end(const std::string& line);
+
+  WatcherOptions options_;
+  std::shared_ptr<const CollectiveCounts> counts_;
+  WatchedProcess& process_;
+  std::chrono::milliseconds interval_;
+
+  // Used by the watcher thread only.
+  RankConnections connections_;
+  RankRecords records_;
+  bool is_over_ = false;  // rank 0 has left
+  std::optional<LostRank> lost_;
+  std::chrono::steady_clock::time_point lost_at_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t step_ = 0;
+  std::string activity_ = "start";
+  std::atomic<bool> new_activity_ = false;  // not sent yet
+  std::string last_message_;                // of this rank; empty until it ends
+  bool has_detected_loss_ = false;          // this rank has detected the loss of another one
+  bool called_ = false;                     // whether on_loss was called
+  std::thread thread_;
 };
 
 }  // namespace dtopp::distributed

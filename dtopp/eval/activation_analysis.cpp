@@ -15,7 +15,6 @@
 #include "dtopp/base/json.h"
 
 namespace dtopp::eval {
-
 namespace {
 
 TokenKinds by_frequency(std::span<const int64_t> ids) {
@@ -57,12 +56,12 @@ TokenKinds by_position(size_t tokens, int64_t sequence_length, std::span<const u
   return kinds;
 }
 
-enum class Spelling : uint8_t { kWord, kNumber, kPunctuation, kWhiteSpace, kNothing };
+enum PartOfWord : uint8_t { kWhole, kBeginning, kRest, kNumber, kPunctuation, kWhiteSpace, kNothing };
 
 struct TokenText {
-  Spelling spelling = Spelling::kNothing;
-  bool joins = false;  // no white space before its first character
-  bool open = false;   // ends with a letter
+  PartOfWord part = kNothing;  // kWhole: of any part of a word
+  bool joins = false;          // no white space before its first character
+  bool open = false;           // ends with a letter
 };
 
 // Bytes of characters outside ASCII count as letters, because a token may hold only a part of such a
@@ -75,17 +74,13 @@ bool is_letter(char c) {
 TokenText describe(std::string_view text) {
   if (text.empty()) return {};
   const size_t first = text.find_first_not_of(" \t\r\n\v\f");
-  if (first == std::string_view::npos)
-    return {.spelling = Spelling::kWhiteSpace, .joins = false, .open = false};
+  if (first == std::string_view::npos) return {.part = kWhiteSpace};
   const char c = text[first];
-  const Spelling spelling = is_letter(c)           ? Spelling::kWord
-                            : c >= '0' && c <= '9' ? Spelling::kNumber
-                                                   : Spelling::kPunctuation;
-  return {.spelling = spelling, .joins = first == 0, .open = is_letter(text.back())};
+  const PartOfWord part = is_letter(c) ? kWhole : c >= '0' && c <= '9' ? kNumber : kPunctuation;
+  return {.part = part, .joins = first == 0, .open = is_letter(text.back())};
 }
 
 TokenKinds by_part_of_word(std::span<const int64_t> ids, const data::Tokenizer& tokenizer) {
-  enum Kind : uint8_t { kWhole, kBeginning, kRest, kNumber, kPunctuation, kWhiteSpace, kNothing };
   std::unordered_map<int64_t, TokenText> texts;
   const auto text_of = [&](int64_t id) -> const TokenText& {
     const auto [found, added] = texts.try_emplace(id);
@@ -99,28 +94,13 @@ TokenKinds by_part_of_word(std::span<const int64_t> ids, const data::Tokenizer& 
                    {}};
   for (size_t i = 0; i < ids.size(); ++i) {
     const TokenText text = text_of(ids[i]);
-    if (text.spelling != Spelling::kWord) {
-      constexpr Kind kOthers[] = {kWhole, kNumber, kPunctuation, kWhiteSpace, kNothing};
-      kinds.kind.push_back(kOthers[static_cast<size_t>(text.spelling)]);
-      continue;
-    }
-    const bool goes_on = i + 1 < ids.size() && text.open && text_of(ids[i + 1]).spelling == Spelling::kWord &&
-                         text_of(ids[i + 1]).joins;
+    const TokenText next = i + 1 < ids.size() ? text_of(ids[i + 1]) : TokenText{};
+    const bool goes_on = text.open && next.part == kWhole && next.joins;
     const bool continues = text.joins && i > 0 && text_of(ids[i - 1]).open;
-    kinds.kind.push_back(continues ? kRest : goes_on ? kBeginning : kWhole);
+    kinds.kind.push_back(text.part != kWhole ? text.part : continues ? kRest : goes_on ? kBeginning : kWhole);
   }
   return kinds;
 }
-
-}  // namespace
-
-std::vector<TokenKinds> find_token_kinds(std::span<const int64_t> ids, const data::Tokenizer& tokenizer,
-                                         int64_t sequence_length, std::span<const uint64_t> begins) {
-  return {by_frequency(ids), by_position(ids.size(), sequence_length, begins),
-          by_part_of_word(ids, tokenizer)};
-}
-
-namespace {
 
 using nlohmann::ordered_json;
 
@@ -159,17 +139,16 @@ std::optional<double> standard_error(const TokenLosses& tokens, const std::vecto
   return std::sqrt(windows / (windows - 1) * squares) / static_cast<double>(members.size());
 }
 
-void append(TokenLosses& to, const TokenLosses& from, size_t i) {
-  to.experts.push_back(from.experts[i]);
-  to.nll.push_back(from.nll[i]);
-  to.window.push_back(from.window[i]);
-}
-
 LossesWithin divide(const TokenLosses& all, std::string by, std::vector<std::string> names,
                     const std::vector<int64_t>& kind) {
   LossesWithin within{std::move(by), std::move(names), {}};
   within.kinds.resize(within.names.size());
-  for (size_t i = 0; i < kind.size(); ++i) append(within.kinds.at(static_cast<size_t>(kind[i])), all, i);
+  for (size_t i = 0; i < kind.size(); ++i) {
+    TokenLosses& of_kind = within.kinds.at(kind[i]);
+    of_kind.experts.push_back(all.experts[i]);
+    of_kind.nll.push_back(all.nll[i]);
+    of_kind.window.push_back(all.window[i]);
+  }
   return within;
 }
 
@@ -182,7 +161,7 @@ LossesWithin divide_by_frequency(const TokenLosses& all, const std::vector<int64
   const std::vector<int64_t> group = equal_groups(frequency, kExpertGroups);
   std::vector<std::pair<int64_t, int64_t>> range(kExpertGroups, {0, 0});
   for (size_t i = 0; i < group.size(); ++i) {
-    auto& [least, most] = range[static_cast<size_t>(group[i])];
+    auto& [least, most] = range[group[i]];
     least = least == 0 ? frequency[i] : std::min(least, frequency[i]);
     most = std::max(most, frequency[i]);
   }
@@ -218,138 +197,6 @@ std::optional<double> mean_spearman(const LossesWithin& within) {
 
 std::string text_of(const std::optional<double>& value) { return value ? format("%.3f", *value) : "-"; }
 
-}  // namespace
-
-std::vector<int64_t> equal_groups(std::span<const int64_t> values, int64_t groups) {
-  std::vector<int64_t> group_of(values.size());
-  const auto count = static_cast<int64_t>(values.size());
-  for_equal(values, [&](size_t begin, size_t end, std::span<const size_t> members) {
-    // The group that contains the middle of the run.
-    const int64_t group = groups * static_cast<int64_t>(begin + end) / (2 * count);
-    for (const size_t i : members) group_of[i] = std::min(group, groups - 1);
-  });
-  return group_of;
-}
-
-std::vector<ExpertGroup> group_by_experts(const TokenLosses& tokens) {
-  const std::vector<int64_t> group_of = equal_groups(tokens.experts, kExpertGroups);
-  std::vector<std::vector<size_t>> members(kExpertGroups);
-  for (size_t i = 0; i < group_of.size(); ++i) members[static_cast<size_t>(group_of[i])].push_back(i);
-  std::vector<ExpertGroup> groups;
-  for (const std::vector<size_t>& own : members) {
-    if (own.empty()) continue;
-    ExpertGroup group;
-    group.least = group.most = tokens.experts[own[0]];
-    group.tokens = static_cast<int64_t>(own.size());
-    for (const size_t i : own) {
-      group.least = std::min(group.least, tokens.experts[i]);
-      group.most = std::max(group.most, tokens.experts[i]);
-      group.nll += tokens.nll[i] / static_cast<double>(own.size());
-    }
-    group.standard_error = standard_error(tokens, own, group.nll);
-    groups.push_back(group);
-  }
-  return groups;
-}
-
-std::optional<double> spearman(const TokenLosses& tokens) {
-  const std::vector<double> a = ranks_of(std::span<const int64_t>(tokens.experts));
-  const std::vector<double> b = ranks_of(std::span<const double>(tokens.nll));
-  const double mean = (static_cast<double>(a.size()) - 1) / 2;  // of either
-  double ab = 0, aa = 0, bb = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    ab += (a[i] - mean) * (b[i] - mean);
-    aa += (a[i] - mean) * (a[i] - mean);
-    bb += (b[i] - mean) * (b[i] - mean);
-  }
-  if (aa == 0 || bb == 0) return std::nullopt;
-  return ab / std::sqrt(aa * bb);
-}
-
-TokenLossObserver::TokenLossObserver(const EvaluationText& text, int64_t num_layers, int64_t sequence_length)
-    : text_(text),
-      num_layers_(num_layers),
-      sequence_length_(sequence_length),
-      experts_N_(at::zeros({static_cast<int64_t>(text.size())}, at::kDouble)),
-      nll_N_(at::zeros_like(experts_N_)) {}
-
-void TokenLossObserver::add(const TextWindows& windows, const models::HiddenStates& states,
-                            const at::Tensor& log_probs_T) {
-  at::Tensor experts_T = at::zeros(log_probs_T.sizes(), log_probs_T.options().dtype(at::kLong));
-  for (const ops::RouteOutput& routing : states.routing) experts_T += routing.gates_TE.ne(0).sum(-1);
-  const auto place = [&](const at::Tensor& all_N) {
-    return all_N.narrow(0, static_cast<int64_t>(windows.offset), log_probs_T.numel());
-  };
-  place(experts_N_).copy_(experts_T);
-  place(nll_N_).copy_(log_probs_T.neg());
-}
-
-NllByExperts TokenLossObserver::result(distributed::Collectives& ranks) const {
-  const at::Tensor both_2N = at::stack({experts_N_, nll_N_});
-  ranks.all_reduce_sum(both_2N, "token losses").wait();
-  const auto values = both_2N.accessor<double, 2>();
-  NllByExperts result{num_layers_, {}, {}};
-  std::vector<int64_t> ids, source_of;
-  std::vector<int64_t> all_ids(text_.size());
-  text_.read(0, all_ids);
-  int64_t source = 0, window = -1;
-  for (const TextSegment& segment : text_.segments()) {
-    for (uint64_t token = segment.begin; token < segment.last; ++token) {
-      if ((token - segment.begin) % static_cast<uint64_t>(sequence_length_) == 0) ++window;
-      const auto n = static_cast<int64_t>(token);
-      result.all.experts.push_back(static_cast<int64_t>(values[0][n]));
-      result.all.nll.push_back(values[1][n]);
-      result.all.window.push_back(window);
-      ids.push_back(all_ids[token]);
-      source_of.push_back(source);
-    }
-    ++source;
-  }
-  if (source > 1) result.within.push_back(divide(result.all, "source", text_.source_names(), source_of));
-  result.within.push_back(divide_by_frequency(result.all, ids));
-  return result;
-}
-
-ordered_json to_json(const NllByExperts& losses) {
-  ordered_json json = {{"spearman", number_json(spearman(losses.all))},
-                       {"groups", groups_json(losses.all, losses.num_layers)},
-                       {"within", ordered_json::object()}};
-  for (const LossesWithin& within : losses.within) {
-    ordered_json& part = json["within"][within.by];
-    part = {{"spearman", number_json(mean_spearman(within))}, {"kinds", ordered_json::array()}};
-    for (size_t i = 0; i < within.kinds.size(); ++i) {
-      const TokenLosses& kind = within.kinds[i];
-      if (kind.nll.empty()) continue;
-      part["kinds"].push_back({{"kind", within.names[i]},
-                               {"tokens", kind.nll.size()},
-                               {"spearman", number_json(spearman(kind))},
-                               {"groups", groups_json(kind, losses.num_layers)}});
-    }
-  }
-  return json;
-}
-
-std::string format_table(const NllByExperts& losses) {
-  std::string table =
-      format("\n%-28s %8s %10s %10s\n", "experts, mean over layers", "nll", "error", "tokens");
-  const auto layers = static_cast<double>(losses.num_layers);
-  for (const ExpertGroup& group : group_by_experts(losses.all)) {
-    const std::string least = format("%.3g", static_cast<double>(group.least) / layers),
-                      most = format("%.3g", static_cast<double>(group.most) / layers);
-    const std::string range = least == most ? least : least + "-" + most;
-    table += format("%-28s %8.3f %10s %10ld\n", range.c_str(), group.nll,
-                    text_of(group.standard_error).c_str(), group.tokens);
-  }
-  table += "Spearman's rank correlation of experts and nll: " + text_of(spearman(losses.all));
-  for (const LossesWithin& within : losses.within)
-    table += ", within each " + within.by + " " + text_of(mean_spearman(within));
-  return table + "\n";
-}
-
-namespace {
-
-using nlohmann::ordered_json;
-
 // Returns the active experts per token and layer, f64 [T, L] on the host.
 at::Tensor active_experts(const models::HiddenStates& states) {
   std::vector<at::Tensor> layers;
@@ -370,15 +217,19 @@ at::Tensor kinds_of(const TokenKinds& kinds, const TextWindows& windows) {
   return out;
 }
 
-class KindCounter final : public WindowObserver {
+// Collects the losses and experts of this rank's tokens, in total and by kind.
+class ExpertObserver final : public WindowObserver {
  public:
-  KindCounter(std::vector<KindActivations>& by_kind, TokenLossObserver& losses)
-      : by_kind_(by_kind), losses_(losses) {}
+  // `sums_2N` holds the experts and the loss of each token, 0 for tokens of other ranks.
+  ExpertObserver(std::vector<KindActivations>& by_kind, const at::Tensor& sums_2N)
+      : by_kind_(by_kind), sums_2N_(sums_2N) {}
 
   void add(const TextWindows& windows, const models::HiddenStates& states,
            const at::Tensor& log_probs_T) override {
-    losses_.add(windows, states, log_probs_T);
     const at::Tensor active_TL = active_experts(states);
+    const at::Tensor place_2T = sums_2N_.narrow(1, static_cast<int64_t>(windows.offset), log_probs_T.numel());
+    place_2T[0].copy_(active_TL.sum(1));
+    place_2T[1].copy_(log_probs_T.neg());
     for (KindActivations& one : by_kind_) {
       const at::Tensor kind_T = kinds_of(one.kinds, windows);
       one.tokens_G.index_add_(0, kind_T, at::ones_like(kind_T));
@@ -389,8 +240,54 @@ class KindCounter final : public WindowObserver {
 
  private:
   std::vector<KindActivations>& by_kind_;
-  TokenLossObserver& losses_;
+  at::Tensor sums_2N_;  // f64
 };
+
+// Divides the experts and losses of a text's tokens, f64 [2, N].
+NllByExperts divide_losses(const EvaluationText& text, const at::Tensor& sums_2N,
+                           const config::ModelConfig& model) {
+  const auto values = sums_2N.accessor<double, 2>();
+  NllByExperts result{model.num_layers, {}, {}};
+  std::vector<int64_t> ids, source_of, all_ids(text.size());
+  text.read(0, all_ids);
+  int64_t source = 0, window = -1;
+  for (const TextSegment& segment : text.segments()) {
+    for (uint64_t token = segment.begin; token < segment.last; ++token) {
+      if ((token - segment.begin) % static_cast<uint64_t>(model.sequence_length) == 0) ++window;
+      const auto n = static_cast<int64_t>(token);
+      result.all.experts.push_back(static_cast<int64_t>(values[0][n]));
+      result.all.nll.push_back(values[1][n]);
+      result.all.window.push_back(window);
+      ids.push_back(all_ids[token]);
+      source_of.push_back(source);
+    }
+    ++source;
+  }
+  if (source > 1) result.within.push_back(divide(result.all, "source", text.source_names(), source_of));
+  result.within.push_back(divide_by_frequency(result.all, ids));
+  return result;
+}
+
+// "spearman" and "groups" over all tokens, and "within" for each division. A "spearman" within kinds is the
+// mean over its kinds, weighted by tokens.
+ordered_json to_json(const NllByExperts& losses) {
+  ordered_json json = {{"spearman", number_json(spearman(losses.all))},
+                       {"groups", groups_json(losses.all, losses.num_layers)},
+                       {"within", ordered_json::object()}};
+  for (const LossesWithin& within : losses.within) {
+    ordered_json& part = json["within"][within.by];
+    part = {{"spearman", number_json(mean_spearman(within))}, {"kinds", ordered_json::array()}};
+    for (size_t i = 0; i < within.kinds.size(); ++i) {
+      const TokenLosses& kind = within.kinds[i];
+      if (kind.nll.empty()) continue;
+      part["kinds"].push_back({{"kind", within.names[i]},
+                               {"tokens", kind.nll.size()},
+                               {"spearman", number_json(spearman(kind))},
+                               {"groups", groups_json(kind, losses.num_layers)}});
+    }
+  }
+  return json;
+}
 
 struct KindSummary {
   int64_t tokens;
@@ -433,6 +330,75 @@ ordered_json layer_json(const moe::ActivationStatistics& statistics, int64_t lay
 
 }  // namespace
 
+std::vector<TokenKinds> find_token_kinds(std::span<const int64_t> ids, const data::Tokenizer& tokenizer,
+                                         int64_t sequence_length, std::span<const uint64_t> begins) {
+  return {by_frequency(ids), by_position(ids.size(), sequence_length, begins),
+          by_part_of_word(ids, tokenizer)};
+}
+
+std::vector<int64_t> equal_groups(std::span<const int64_t> values, int64_t groups) {
+  std::vector<int64_t> group_of(values.size());
+  const auto count = std::ssize(values);
+  for_equal(values, [&](size_t begin, size_t end, std::span<const size_t> members) {
+    // The group that contains the middle of the run.
+    const int64_t group = groups * static_cast<int64_t>(begin + end) / (2 * count);
+    for (const size_t i : members) group_of[i] = std::min(group, groups - 1);
+  });
+  return group_of;
+}
+
+std::vector<ExpertGroup> group_by_experts(const TokenLosses& tokens) {
+  const std::vector<int64_t> group_of = equal_groups(tokens.experts, kExpertGroups);
+  std::vector<std::vector<size_t>> members(kExpertGroups);
+  for (size_t i = 0; i < group_of.size(); ++i) members[group_of[i]].push_back(i);
+  std::vector<ExpertGroup> groups;
+  for (const std::vector<size_t>& own : members) {
+    if (own.empty()) continue;
+    ExpertGroup group;
+    group.least = group.most = tokens.experts[own[0]];
+    group.tokens = std::ssize(own);
+    for (const size_t i : own) {
+      group.least = std::min(group.least, tokens.experts[i]);
+      group.most = std::max(group.most, tokens.experts[i]);
+      group.nll += tokens.nll[i] / static_cast<double>(own.size());
+    }
+    group.standard_error = standard_error(tokens, own, group.nll);
+    groups.push_back(group);
+  }
+  return groups;
+}
+
+std::optional<double> spearman(const TokenLosses& tokens) {
+  const std::vector<double> a = ranks_of(std::span<const int64_t>(tokens.experts));
+  const std::vector<double> b = ranks_of(std::span<const double>(tokens.nll));
+  const double mean = (static_cast<double>(a.size()) - 1) / 2;  // of either
+  double ab = 0, aa = 0, bb = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    ab += (a[i] - mean) * (b[i] - mean);
+    aa += (a[i] - mean) * (a[i] - mean);
+    bb += (b[i] - mean) * (b[i] - mean);
+  }
+  if (aa == 0 || bb == 0) return std::nullopt;
+  return ab / std::sqrt(aa * bb);
+}
+
+std::string format_table(const NllByExperts& losses) {
+  std::string table =
+      format("\n%-28s %8s %10s %10s\n", "experts, mean over layers", "nll", "error", "tokens");
+  const auto layers = static_cast<double>(losses.num_layers);
+  for (const ExpertGroup& group : group_by_experts(losses.all)) {
+    const std::string least = format("%.3g", static_cast<double>(group.least) / layers),
+                      most = format("%.3g", static_cast<double>(group.most) / layers);
+    const std::string range = least == most ? least : least + "-" + most;
+    table += format("%-28s %8.3f %10s %10ld\n", range.c_str(), group.nll,
+                    text_of(group.standard_error).c_str(), group.tokens);
+  }
+  table += "Spearman's rank correlation of experts and nll: " + text_of(spearman(losses.all));
+  for (const LossesWithin& within : losses.within)
+    table += ", within each " + within.by + " " + text_of(mean_spearman(within));
+  return table + "\n";
+}
+
 ActivationAnalysis analyze_activations(const inference::InferenceModel& model, const EvaluationText& text,
                                        std::vector<TokenKinds> kinds, int64_t batch_size,
                                        distributed::Collectives& ranks, inference::Watch& watch) {
@@ -441,14 +407,15 @@ ActivationAnalysis analyze_activations(const inference::InferenceModel& model, c
   ActivationAnalysis analysis;
   const int64_t layers = model.config.model.num_layers;
   for (TokenKinds& one : kinds) {
-    const auto count = static_cast<int64_t>(one.names.size());
+    const auto count = std::ssize(one.names);
     analysis.by_kind.push_back({std::move(one), at::zeros({count}, at::kLong),
                                 at::zeros({count, layers}, at::kDouble), at::zeros({count}, at::kDouble)});
   }
-  TokenLossObserver losses(text, layers, model.config.model.sequence_length);
-  KindCounter counter(analysis.by_kind, losses);
-  analysis.perplexity = measure_perplexity(model, text, batch_size, ranks, watch, {.observer = &counter});
-  analysis.nll_by_experts = losses.result(ranks);
+  const at::Tensor sums_2N = at::zeros({2, std::ssize(text)}, at::kDouble);
+  ExpertObserver observer(analysis.by_kind, sums_2N);
+  analysis.perplexity = measure_perplexity(model, text, batch_size, ranks, watch, {.observer = &observer});
+  ranks.all_reduce_sum(sums_2N, "token losses").wait();
+  analysis.nll_by_experts = divide_losses(text, sums_2N, model.config.model);
   for (KindActivations& one : analysis.by_kind) {
     const at::Tensor tokens_G = one.tokens_G.to(at::kDouble);
     for (const at::Tensor& sums : {tokens_G, one.sums_GL, one.squares_G})  // all are whole numbers

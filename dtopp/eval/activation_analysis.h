@@ -17,8 +17,6 @@
 
 namespace dtopp::eval {
 
-// Classifies the tokens of a text into kinds, to compare the experts that each kind uses.
-
 // One classification of the tokens of a text.
 struct TokenKinds {
   std::string by;                  // "frequency", "position", "part_of_word"
@@ -29,22 +27,16 @@ struct TokenKinds {
 // Three classifications:
 //
 // - by how often a token's id occurs in this text (its rank among all ids);
-// - by its position in a sequence of `sequence_length` tokens (powers of two); sequences begin anew at each
-// of
-//   `begins`;
+// - by its position in a sequence of `sequence_length` tokens (powers of two); each of `begins` begins one;
 // - by the part of a word that it spells: a whole word, its beginning, the rest of it, a number, punctuation,
 //   white space, or nothing (<|endoftext|> and other special tokens).
 std::vector<TokenKinds> find_token_kinds(std::span<const int64_t> ids, const data::Tokenizer& tokenizer,
                                          int64_t sequence_length, std::span<const uint64_t> begins = {});
 
-// Relates the loss of tokens to the number of experts that they use.
-//
-// It shows whether a model spends experts where its loss is high. It does not show that experts lower the
-// loss.
-
 inline constexpr int64_t kExpertGroups = 10;
 
-// One entry per token that the model reads, in text order. N tokens.
+// One entry per token that the model reads, in text order. It shows whether a model spends experts where its
+// loss is high. It does not show that experts lower the loss.
 struct TokenLosses {
   std::vector<int64_t> experts;  // of all layers together
   std::vector<double> nll;       // of the next token, in nats
@@ -85,25 +77,6 @@ struct NllByExperts {
   std::vector<LossesWithin> within;
 };
 
-// Collects a text's losses and experts on this rank; result() combines those of all ranks.
-class TokenLossObserver final : public WindowObserver {
- public:
-  TokenLossObserver(const EvaluationText& text, int64_t num_layers, int64_t sequence_length);
-
-  void add(const TextWindows& windows, const models::HiddenStates& states,
-           const at::Tensor& log_probs_T) override;
-  // Collective: every rank, with the same result
-  NllByExperts result(distributed::Collectives& ranks) const;
-
- private:
-  const EvaluationText& text_;
-  int64_t num_layers_, sequence_length_;
-  at::Tensor experts_N_, nll_N_;  // f64, 0 for tokens of other ranks
-};
-
-// "spearman" and "groups" over all tokens, and "within" for each division. A "spearman" within kinds is the
-// mean over its kinds, weighted by tokens.
-nlohmann::ordered_json to_json(const NllByExperts& losses);
 std::string format_table(const NllByExperts& losses);
 
 // Active experts per token, grouped by one way of dividing tokens into kinds. G kinds, L layers.

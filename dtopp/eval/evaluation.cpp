@@ -1,6 +1,7 @@
 #include "dtopp/eval/evaluation.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include <nlohmann/json.hpp>
 
@@ -20,14 +21,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-models::LossFunction losses_of(const inference::DiffusionModel& model) {
-  return models::make_model(model.config).bind(model.parameter);
-}
-
 double mean(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double value : values) sum += value;
-  return sum / static_cast<double>(values.size());
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
 std::vector<double> experts_of_layers(const moe::ActivationStatistics& activations) {
@@ -37,10 +32,8 @@ std::vector<double> experts_of_layers(const moe::ActivationStatistics& activatio
   return means;
 }
 
-std::string format_layers(const std::vector<double>& experts) {
-  std::string line;
-  for (const double one : experts) line += format(" %7.3f", one);
-  return line;
+auto named(const char* name) {
+  return [name](const models::Batch& batch) { return batch.tensor(name); };
 }
 
 }  // namespace
@@ -82,8 +75,9 @@ models::ValidationResult measure_diffusion(const inference::DiffusionModel& mode
 moe::Routing solve_for_images(const inference::DiffusionModel& model, const models::TrainingData& data,
                               const std::vector<double>& targets) {
   const at::NoGradGuard no_grad;
-  return models::solve_on_validation(models::make_model(model.config), model.config, targets, model.device,
-                                     losses_of(model), data, model.routing);
+  const models::Model record = models::make_model(model.config);
+  return models::solve_on_validation(record, model.config, targets, model.device,
+                                     record.bind(model.parameter), data, model.routing);
 }
 
 ordered_json to_json(const DiffusionEvaluation& evaluation) {
@@ -119,56 +113,18 @@ std::string format_table(const DiffusionEvaluation& evaluation) {
       table += format("EMA experts  %.4f per token\n", evaluation.ema->activations.summary().mean);
   }
   table += format("\n%-4s %10s%s\n", "t", "loss", routed ? "  experts  by layer" : "");
-  for (const models::ValidationGroup& group : raw.groups) {
-    table += format("%-4s %10.6f", group.name.c_str(), group.loss);
-    if (routed) {
-      table += format("  %7.3f ", mean(group.active_experts_L));
-      table += format_layers(group.active_experts_L);
-    }
+  const auto add_row = [&](const char* name, double loss, double experts,
+                           const std::vector<double>& experts_L) {
+    table += format("%-4s %10.6f", name, loss);
+    if (routed) table += format("  %7.3f ", experts);
+    for (const double one : experts_L) table += format(" %7.3f", one);
     table += "\n";
-  }
-  if (routed) {
-    table += format("%-4s %10.6f  %7.3f ", "all", raw.loss, raw.activations.summary().mean);
-    table += format_layers(experts_of_layers(raw.activations)) + "\n";
-  }
+  };
+  for (const models::ValidationGroup& group : raw.groups)
+    add_row(group.name.c_str(), group.loss, mean(group.active_experts_L), group.active_experts_L);
+  if (routed) add_row("all", raw.loss, raw.activations.summary().mean, experts_of_layers(raw.activations));
   return table;
 }
-
-namespace {
-
-// Produces the tensors of the file batch by batch, while the file is written.
-class DumpedImages {
- public:
-  DumpedImages(const models::TrainingData& data, int64_t images, int64_t batch_size)
-      : data_(data), images_(images), batch_size_(batch_size) {}
-
-  models::Batch batch(int64_t first) const {
-    return data_.validation->read(static_cast<uint64_t>(first), std::min(batch_size_, images_ - first));
-  }
-
-  template <class TensorOfBatch>
-  TensorSource source(const std::string& name, const std::string& dtype, std::vector<int64_t> shape,
-                      const TensorOfBatch& tensor_of) const {
-    shape.insert(shape.begin(), images_);
-    uint64_t size = dtype == "I64" ? sizeof(int64_t) : sizeof(float);
-    for (const int64_t side : shape) size *= static_cast<uint64_t>(side);
-    const auto read = [this, tensor_of](uint64_t /*begin*/, uint64_t /*count*/, const TakeBytes& take) {
-      for (int64_t first = 0; first < images_; first += batch_size_)
-        ops::copy_to_bytes(tensor_of(batch(first)).contiguous(), take);
-    };
-    return {name, dtype, std::move(shape), size, read};
-  }
-
- private:
-  const models::TrainingData& data_;
-  int64_t images_, batch_size_;
-};
-
-auto named(const char* name) {
-  return [name](const models::Batch& batch) { return batch.tensor(name); };
-}
-
-}  // namespace
 
 void dump_predictions(const inference::DiffusionModel& model, const models::TrainingData& data,
                       int64_t images, int64_t batch_size, const std::filesystem::path& path,
@@ -176,7 +132,21 @@ void dump_predictions(const inference::DiffusionModel& model, const models::Trai
   const at::NoGradGuard no_grad;
   const config::ModelConfig& config = model.config.model;
   const config::Objective objective = model.config.diffusion.objective;
-  const DumpedImages dumped(data, images, batch_size);
+  // A tensor that is produced batch by batch, while the file is written.
+  const auto source = [&](const char* name, const char* dtype, std::vector<int64_t> shape,
+                          const auto& tensor_of) {
+    shape.insert(shape.begin(), images);
+    uint64_t size = dtype == std::string_view("I64") ? sizeof(int64_t) : sizeof(float);
+    for (const int64_t side : shape) size *= static_cast<uint64_t>(side);
+    const auto read = [&, tensor_of](uint64_t /*begin*/, uint64_t /*count*/, const TakeBytes& take) {
+      for (int64_t first = 0; first < images; first += batch_size) {
+        const int64_t count = std::min(batch_size, images - first);
+        ops::copy_to_bytes(tensor_of(data.validation->read(static_cast<uint64_t>(first), count)).contiguous(),
+                           take);
+      }
+    };
+    return TensorSource{name, dtype, std::move(shape), size, read};
+  };
   const auto predicted = [&](const models::Batch& on_host) {
     if (watch.stop_requested()) throw Stopped("stopped before the last image was dumped; no file is written");
     const models::Batch batch = on_host.to(model.device);
@@ -191,13 +161,12 @@ void dump_predictions(const inference::DiffusionModel& model, const models::Trai
   };
   const std::vector<int64_t> image = {config.channels, config.image_size, config.image_size};
   std::vector<TensorSource> tensors = {
-      dumped.source("prediction", "F32", image, predicted), dumped.source("x0", "F32", image, named("x0")),
-      dumped.source("noise", "F32", image, named("noise")), dumped.source("t", "F32", {}, named("t"))};
+      source("prediction", "F32", image, predicted), source("x0", "F32", image, named("x0")),
+      source("noise", "F32", image, named("noise")), source("t", "F32", {}, named("t"))};
   if (config.num_classes > 0)
-    tensors.push_back(dumped.source("condition", "I64", {}, named("class")));
+    tensors.push_back(source("condition", "I64", {}, named("class")));
   else if (config.text_length > 0)
-    tensors.push_back(
-        dumped.source("condition", "F32", {config.text_length, config.text_size}, named("text")));
+    tensors.push_back(source("condition", "F32", {config.text_length, config.text_size}, named("text")));
   write_file_atomically(path, [&](OutputFile& file) {
     write_safetensors(file, tensors, {{"objective", enum_name(objective)}});
   });

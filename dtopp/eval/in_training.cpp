@@ -54,6 +54,10 @@ inference::InferenceModel training_model(const config::RunConfig& config, train:
   return model;
 }
 
+bool validates(const config::RunConfig& config, const checkpoint::TrainingState& state, bool is_last) {
+  return state.last_validation_step != state.step && (is_last || state.step % config.validation.every == 0);
+}
+
 class Probes final : public train::Periodic {
  public:
   Probes(const config::RunConfig& config, const std::vector<tasks::Task>& tasks)
@@ -67,8 +71,7 @@ class Probes final : public train::Periodic {
   }
 
   bool is_due(const checkpoint::TrainingState& state, bool is_last) const override {
-    if (state.last_validation_step == state.step) return false;
-    return is_last || state.step % config_.validation.every == 0;
+    return validates(config_, state, is_last);
   }
 
   std::optional<train::Measurements> run(train::Trainer& trainer, const StopToken& stop) override {
@@ -107,15 +110,6 @@ class Probes final : public train::Periodic {
   std::vector<tasks::TaskRequests> tasks_;
 };
 
-}  // namespace
-
-std::unique_ptr<train::Periodic> make_probes(const config::RunConfig& config) {
-  if (config.validation.tasks.empty() || config.validation.every == 0) return nullptr;
-  return std::make_unique<Probes>(config, tasks::select_tasks(joined(config.validation.tasks, ",")));
-}
-
-namespace {
-
 constexpr int64_t kOpening = 16, kContinuation = 48;  // tokens
 constexpr double kTemperature = 0.8;
 
@@ -139,8 +133,7 @@ class TrainingTexts final : public train::Periodic {
         opening_(std::min(kOpening, config.model.sequence_length / 2)) {}
 
   bool is_due(const checkpoint::TrainingState& state, bool is_last) const override {
-    if (state.step == 0 || state.last_validation_step == state.step) return false;
-    return is_last || state.step % config_.validation.every == 0;
+    return state.step > 0 && validates(config_, state, is_last);
   }
   bool is_done(const checkpoint::TrainingState& state) const override {
     return path_kind(file_of(config_, state.step, ".txt")) != PathKind::kNothing;
@@ -207,15 +200,6 @@ class TrainingTexts final : public train::Periodic {
   int64_t opening_;
 };
 
-}  // namespace
-
-std::unique_ptr<train::Periodic> make_training_texts(const config::RunConfig& config, const ConsoleLog& log) {
-  if (config.validation.samples == 0 || config.validation.every == 0) return nullptr;
-  return std::make_unique<TrainingTexts>(config, log);
-}
-
-namespace {
-
 constexpr int64_t kRows = 8, kColumns = 8;
 
 inference::PictureRequest request_of(const config::RunConfig& config) {
@@ -232,7 +216,7 @@ inference::PictureRequest request_of(const config::RunConfig& config) {
     request.classes.resize(static_cast<size_t>(std::min(kRows, config.model.num_classes)));
     std::iota(request.classes.begin(), request.classes.end(), 0);
   }
-  request.count = static_cast<int64_t>(request.classes.size()) * kColumns;
+  request.count = std::ssize(request.classes) * kColumns;
   return request;
 }
 
@@ -286,6 +270,16 @@ class TrainingGrids final : public train::Periodic {
 };
 
 }  // namespace
+
+std::unique_ptr<train::Periodic> make_probes(const config::RunConfig& config) {
+  if (config.validation.tasks.empty() || config.validation.every == 0) return nullptr;
+  return std::make_unique<Probes>(config, tasks::select_tasks(joined(config.validation.tasks, ",")));
+}
+
+std::unique_ptr<train::Periodic> make_training_texts(const config::RunConfig& config, const ConsoleLog& log) {
+  if (config.validation.samples == 0 || config.validation.every == 0) return nullptr;
+  return std::make_unique<TrainingTexts>(config, log);
+}
 
 std::unique_ptr<train::Periodic> make_training_grids(const config::RunConfig& config) {
   if (config.model.type != config::ModelType::kDiffusionTransformer || config.diffusion.samples_every == 0 ||

@@ -8,8 +8,6 @@
 
 namespace dtopp::eval {
 
-// Evaluates benchmark tasks during training and reports their accuracy beside the validation loss.
-
 // Prepares the tasks of config.validation.tasks from the files in config.validation.task_data. They run with
 // each validation on all ranks, with the fp32 parameters and the current thresholds.
 //
@@ -21,8 +19,6 @@ namespace dtopp::eval {
 // Throws:  UsageError if a task is unknown, if a named task does not fit, or if no training data has a
 //          tokenizer; DataError if training data or a task's file is missing or damaged
 std::unique_ptr<train::Periodic> make_probes(const config::RunConfig& config);
-
-// Generates short texts while a language model trains.
 
 // Returns an evaluation that continues the openings of validation.samples held-out sequences after each
 // validation but the one before the first step. It prints the texts and writes them to
@@ -36,8 +32,6 @@ std::unique_ptr<train::Periodic> make_probes(const config::RunConfig& config);
 // Throws:  UsageError if no training data has a tokenizer; DataError if training data is missing, or if the
 //          file cannot be written
 std::unique_ptr<train::Periodic> make_training_texts(const config::RunConfig& config, const ConsoleLog& log);
-
-// Samples grids of pictures while a diffusion transformer trains.
 
 // Returns an evaluation that writes <output>/samples/step-XXXXXXXX.png every diffusion.samples_every steps
 // and after the last step. It measures nothing. All ranks sample, with the EMA of the parameters if the model

@@ -1,8 +1,6 @@
 #include "dtopp/eval/perplexity.h"
 
 #include <algorithm>
-#include <cmath>
-#include <numbers>
 #include <set>
 #include <utility>
 
@@ -100,12 +98,6 @@ at::Tensor EvaluationText::beginning(int64_t sequence_length) const {
   return inference::solving_windows(ids, sequence_length, sources_.front().path.string());
 }
 
-double Perplexity::perplexity() const { return std::exp(nll); }
-
-double Perplexity::bits_per_byte(int64_t bytes) const {
-  return nll / std::numbers::ln2 * static_cast<double>(tokens) / static_cast<double>(bytes);
-}
-
 namespace {
 
 // Windows of equal length in one source. Each begins at one of the offsets and predicts `length` ids.
@@ -169,10 +161,10 @@ std::vector<WindowBatch> batches_of(const EvaluationText& text, const std::vecto
 }
 
 at::Tensor read_batch(const EvaluationText& text, const WindowBatch& batch) {
-  const auto count = static_cast<int64_t>(batch.offsets.size());
+  const auto count = std::ssize(batch.offsets);
   const at::Tensor ids = at::empty({count, batch.length + 1}, at::kLong);
   for (int64_t i = 0; i < count; ++i)
-    text.read(batch.offsets[static_cast<size_t>(i)],
+    text.read(batch.offsets[i],
               std::span(ids.mutable_data_ptr<int64_t>() + i * ids.size(1), static_cast<size_t>(ids.size(1))));
   return ids;
 }
@@ -186,7 +178,7 @@ Perplexity measure_perplexity(const inference::InferenceModel& model, const Eval
   const at::NoGradGuard no_grad;
   const int64_t stride = model.config.model.sequence_length;
   const std::vector<WindowBatch> batches = batches_of(text, sources, options.end_of_text, stride, batch_size);
-  const auto num_batches = static_cast<int64_t>(batches.size());
+  const auto num_batches = std::ssize(batches);
   const int64_t L = model.routing.router ? model.routing.router->num_layers() : 0;
   const int64_t E = model.config.model.num_experts;
   std::vector<moe::ActivationStatistics> activations(sources.size(), moe::ActivationStatistics(L));
@@ -231,7 +223,7 @@ Perplexity measure_perplexity(const inference::InferenceModel& model, const Eval
   double sum = 0;
   for (int64_t b = 0; b < num_batches; ++b) {
     sum -= values[b].item<double>();
-    results[batches[static_cast<size_t>(b)].source].nll -= values[b].item<double>();
+    results[batches[b].source].nll -= values[b].item<double>();
   }
   for (SourcePerplexity& one : results) {
     one.nll /= static_cast<double>(one.tokens);
@@ -253,7 +245,7 @@ int64_t predicted_bytes(const EvaluationText& text, const data::Tokenizer& token
   int64_t bytes = 0;
   for_parts(text, [&](uint64_t begin, const std::vector<int64_t>& ids) {
     for (size_t i = begin == 0 ? 1 : 0; i < ids.size(); ++i)
-      if (ids[i] < tokenizer.vocab_size()) bytes += bytes_V[static_cast<size_t>(ids[i])];
+      if (ids[i] < tokenizer.vocab_size()) bytes += bytes_V[ids[i]];
   });
   return bytes;
 }

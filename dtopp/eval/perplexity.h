@@ -1,9 +1,11 @@
 // Measures the perplexity of a text under a language model.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <numbers>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,8 +19,6 @@
 
 namespace dtopp::eval {
 
-// Reads the token ids of an evaluation text, from text files or token data. Each of them is a source.
-
 // Returns whether `path` names token data: a folder, a .npy file or a .bin/.idx prefix. Every other file is
 // text.
 bool is_token_data(const std::filesystem::path& path);
@@ -28,6 +28,7 @@ struct TextSegment {
   uint64_t begin, last;
 };
 
+// The token ids of text files or token data. Each of them is a source.
 class EvaluationText {
  public:
   // Opens token data. Throws DataError if they cannot be read; UsageError if an id is outside the model's
@@ -76,10 +77,12 @@ struct SourcePerplexity {
 struct Perplexity {
   double nll = 0;      // mean over all predicted tokens, nats
   int64_t tokens = 0;  // predicted tokens
-  double perplexity() const;
+  double perplexity() const { return std::exp(nll); }
   // Returns the sum of -log2 P over all predicted tokens, divided by `bytes`, the size of the text they
   // spell.
-  double bits_per_byte(int64_t bytes) const;
+  double bits_per_byte(int64_t bytes) const {
+    return nll / std::numbers::ln2 * static_cast<double>(tokens) / static_cast<double>(bytes);
+  }
   moe::ActivationStatistics activations;
   std::vector<SourcePerplexity> sources{};  // of a text with several
 };

@@ -43,23 +43,17 @@ struct GridSize {
 GridSize grid_size_of(const inference::PictureRequest& request) {
   const auto divided = [&](int64_t by) { return (request.count + by - 1) / by; };
   const int64_t conditions =
-      request.text_NLS.defined() ? request.text_NLS.size(0) : static_cast<int64_t>(request.classes.size());
+      request.text_NLS.defined() ? request.text_NLS.size(0) : std::ssize(request.classes);
   if (conditions > 0) return {std::min(conditions, request.count), divided(conditions)};
   const auto columns = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(request.count))));
   return {divided(columns), columns};
 }
 
-// Returns whether a grid is within the limits of a picture's side and number of pixels.
 bool fits(const GridSize& grid, const data::ImageShape& shape) {
   const auto side = static_cast<int64_t>(data::kMaxSide), pixels = static_cast<int64_t>(data::kMaxPixels);
   if (grid.rows > side || grid.columns > side) return false;
   const data::GridExtent extent = data::grid_extent(grid.rows, grid.columns, shape.height, shape.width);
   return extent.height <= side && extent.width <= side && extent.height * extent.width <= pixels;
-}
-
-at::Tensor classes_of(const inference::PictureRequest& request) {
-  const at::Tensor classes = at::tensor(request.classes, at::kLong);
-  return classes.index_select(0, at::arange(request.count, at::kLong).remainder(classes.size(0)));
 }
 
 void write_npz(OutputFile& file, const inference::PictureRequest& request, const data::ImageLayout& layout,
@@ -77,7 +71,9 @@ void write_npz(OutputFile& file, const inference::PictureRequest& request, const
   }
   if (!request.classes.empty()) {
     npz.begin("arr_1", "<i8", {request.count});
-    npz.write(bytes_of(classes_of(request)));
+    const at::Tensor classes = at::tensor(request.classes, at::kLong);
+    const at::Tensor turn = at::arange(request.count, at::kLong).remainder(classes.size(0));
+    npz.write(bytes_of(classes.index_select(0, turn)));
   }
   npz.finish();
 }
@@ -147,7 +143,5 @@ void PictureGrid::add(const inference::PictureBatch& pictures) {
     rows_[row].push_back({std::move(picture), labeled ? labels_[row] : ""});
   }
 }
-
-std::string PictureGrid::encode() const { return data::encode_png(data::draw_grid(rows_)); }
 
 }  // namespace dtopp::eval

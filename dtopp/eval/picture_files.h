@@ -33,7 +33,7 @@ class PictureGrid {
   PictureGrid(const inference::PictureRequest& request, const data::ImageLayout& layout);
   void add(const inference::PictureBatch& pictures);
   // Returns the bytes of a PNG file.
-  std::string encode() const;
+  std::string encode() const { return data::encode_png(data::draw_grid(rows_)); }
 
  private:
   std::vector<std::vector<data::GridCell>> rows_;

@@ -9,7 +9,6 @@
 #include "dtopp/base/json.h"
 #include "dtopp/base/manifest.h"
 #include "dtopp/device/device.h"
-#include "dtopp/distributed/rank_agreement.h"
 #include "dtopp/inference/generator.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
@@ -23,10 +22,10 @@ struct ScoringBatch {
   std::vector<models::Segment> segments;
   std::vector<int64_t> rows, targets;
 
-  int64_t size() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t size() const { return std::ssize(tokens); }
 
   void add_segment(std::span<const int32_t> ids, int64_t parent) {
-    segments.push_back({static_cast<int64_t>(ids.size()), nullptr, parent});
+    segments.push_back({std::ssize(ids), nullptr, parent});
     tokens.insert(tokens.end(), ids.begin(), ids.end());
   }
 };
@@ -38,7 +37,7 @@ std::span<const int32_t> all_but_last(const std::vector<int32_t>& ids) {
 // Adds the shared context as one segment, so that it is computed once. Each choice continues it in its own
 // segment, without its last token: the prediction after that token is not scored.
 void add_shared(const tasks::Request& request, ScoringBatch& batch) {
-  const auto parent = static_cast<int64_t>(batch.segments.size());
+  const auto parent = std::ssize(batch.segments);
   batch.add_segment(request.contexts[0], models::kNoParent);
   const int64_t context_end = batch.size() - 1;
   for (const std::vector<int32_t>& continuation : request.continuations) {
@@ -56,7 +55,7 @@ void add_separate(const tasks::Request& request, ScoringBatch& batch) {
   for (size_t choice = 0; choice < request.continuations.size(); ++choice) {
     const std::vector<int32_t>& continuation = request.continuations[choice];
     std::vector<int32_t> ids = request.context(choice);
-    const int64_t first_row = batch.size() + static_cast<int64_t>(ids.size()) - 1;
+    const int64_t first_row = batch.size() + std::ssize(ids) - 1;
     for (size_t i = 0; i < continuation.size(); ++i) {
       batch.rows.push_back(first_row + static_cast<int64_t>(i));
       batch.targets.push_back(continuation[i]);
@@ -69,8 +68,8 @@ void add_separate(const tasks::Request& request, ScoringBatch& batch) {
 
 int64_t tokens_of(const tasks::Request& request) {
   int64_t tokens = 0;
-  for (const auto& context : request.contexts) tokens += static_cast<int64_t>(context.size());
-  for (const auto& continuation : request.continuations) tokens += static_cast<int64_t>(continuation.size());
+  for (const auto& context : request.contexts) tokens += std::ssize(context);
+  for (const auto& continuation : request.continuations) tokens += std::ssize(continuation);
   return tokens;
 }
 
@@ -79,7 +78,7 @@ tasks::ExpertUse use_of(const std::vector<ops::RouteOutput>& layers) {
   if (layers.empty()) return {};
   std::vector<at::Tensor> counts;
   for (const ops::RouteOutput& layer : layers) counts.push_back(layer.tokens_per_expert_E);
-  const auto num_layers = static_cast<int64_t>(layers.size());
+  const auto num_layers = std::ssize(layers);
   return {at::stack(counts).sum().item<int64_t>(), num_layers * layers[0].gates_TE.size(0)};
 }
 
@@ -180,7 +179,6 @@ std::vector<RequestBatch> batches_of(const tasks::TaskRequests& task, int64_t ba
   return batches;
 }
 
-// Serializes this rank's batches for the other ranks.
 std::string pack(const std::vector<ScoredRequests>& batches) {
   using nlohmann::json;
   json list = json::array();
@@ -208,40 +206,6 @@ std::vector<ScoredRequests> unpack(const std::string& bytes) {
   }
   return batches;
 }
-
-}  // namespace
-
-std::optional<std::vector<ScoredRequests>> score_task(const inference::InferenceModel& model,
-                                                      const data::Tokenizer& tokenizer,
-                                                      const tasks::TaskRequests& task, int64_t batch_tokens,
-                                                      distributed::Collectives& ranks,
-                                                      inference::Watch& watch) {
-  const std::vector<RequestBatch> batches = batches_of(task, batch_tokens);
-  std::vector<ScoredRequests> mine;
-  std::vector<uint64_t> ends;
-  for (const RequestBatch& batch : batches) ends.push_back(batch.end);
-  inference::SharedBatches shared(std::move(ends), ranks, watch);
-  while (const auto b = shared.next()) {
-    const auto& requests = batches[*b].requests;
-    const bool generation = requests[0].continuations.empty();
-    mine.push_back(generation ? generate_answers(model, tokenizer, requests)
-                              : score_continuations(model, requests));
-  }
-  if (shared.stopped()) return std::nullopt;
-  std::vector<std::vector<ScoredRequests>> of_ranks;
-  for (const std::string& bytes : distributed::gather_bytes(ranks, pack(mine), "scores"))
-    of_ranks.push_back(unpack(bytes));
-  std::vector<ScoredRequests> scored(task.requests.size());
-  for (size_t b = 0; b < batches.size(); ++b) {
-    const ScoredRequests& batch = of_ranks[b % of_ranks.size()][b / of_ranks.size()];
-    ScoredRequests& of_data_set = scored[batches[b].data_set];
-    of_data_set.scores.insert(of_data_set.scores.end(), batch.scores.begin(), batch.scores.end());
-    of_data_set.experts += batch.experts;
-  }
-  return scored;
-}
-
-namespace {
 
 using nlohmann::ordered_json;
 
@@ -276,6 +240,36 @@ std::optional<std::vector<tasks::Tally>> run_task(const inference::InferenceMode
 }
 
 }  // namespace
+
+std::optional<std::vector<ScoredRequests>> score_task(const inference::InferenceModel& model,
+                                                      const data::Tokenizer& tokenizer,
+                                                      const tasks::TaskRequests& task, int64_t batch_tokens,
+                                                      distributed::Collectives& ranks,
+                                                      inference::Watch& watch) {
+  const std::vector<RequestBatch> batches = batches_of(task, batch_tokens);
+  std::vector<ScoredRequests> mine;
+  std::vector<uint64_t> ends;
+  for (const RequestBatch& batch : batches) ends.push_back(batch.end);
+  inference::SharedBatches shared(std::move(ends), ranks, watch);
+  while (const auto b = shared.next()) {
+    const auto& requests = batches[*b].requests;
+    const bool generation = requests[0].continuations.empty();
+    mine.push_back(generation ? generate_answers(model, tokenizer, requests)
+                              : score_continuations(model, requests));
+  }
+  if (shared.stopped()) return std::nullopt;
+  std::vector<std::vector<ScoredRequests>> of_ranks;
+  for (const std::string& bytes : distributed::gather_bytes(ranks, pack(mine), "scores"))
+    of_ranks.push_back(unpack(bytes));
+  std::vector<ScoredRequests> scored(task.requests.size());
+  for (size_t b = 0; b < batches.size(); ++b) {
+    const ScoredRequests& batch = of_ranks[b % of_ranks.size()][b / of_ranks.size()];
+    ScoredRequests& of_data_set = scored[batches[b].data_set];
+    of_data_set.scores.insert(of_data_set.scores.end(), batch.scores.begin(), batch.scores.end());
+    of_data_set.experts += batch.experts;
+  }
+  return scored;
+}
 
 std::vector<tasks::TaskResult> run_tasks(const inference::InferenceModel& model,
                                          const data::Tokenizer& tokenizer,

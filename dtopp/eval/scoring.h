@@ -39,11 +39,8 @@ std::optional<std::vector<ScoredRequests>> score_task(const inference::Inference
                                                       distributed::Collectives& ranks,
                                                       inference::Watch& watch);
 
-// Evaluates a model on prepared tasks, one after another.
-//
-// Finished tasks are stored, so that an interrupted evaluation resumes with the next one.
-
-// Evaluates `tasks` in batches of about `batch_tokens` tokens, which are distributed over the ranks.
+// Evaluates `tasks`, one after another, in batches of about `batch_tokens` tokens, which are distributed over
+// the ranks. Finished tasks are stored, so that an interrupted evaluation resumes with the next one.
 //
 // A task that `kept` finds on rank 0 is not computed again. On the other ranks `kept` stores nothing, so
 // their results lack the tasks that rank 0 found.

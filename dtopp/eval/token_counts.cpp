@@ -11,25 +11,23 @@
 namespace dtopp::eval {
 namespace {
 
-// Assigns tokens to recorded experts instead of choosing them.
+// Assigns tokens to recorded experts instead of choosing them. T is the number of tokens of the forward pass.
 class ReplayRouter final : public moe::Router {
  public:
-  // routing_map_LTE: per layer, bool [T, E]. T is the number of tokens of the forward pass.
   ReplayRouter(const config::RunConfig& config, std::vector<at::Tensor> routing_map_LTE)
       : moe::Router(config, routing_map_LTE.at(0).device()), routing_map_LTE_(std::move(routing_map_LTE)) {}
 
   ops::RouteOutput select(const moe::RouterInput& input) override {
-    return route_to(input, routing_map_LTE_.at(static_cast<size_t>(input.layer)));
+    return route_to(input, routing_map_LTE_.at(input.layer));
   }
 
  private:
-  std::vector<at::Tensor> routing_map_LTE_;
+  std::vector<at::Tensor> routing_map_LTE_;  // per layer, bool [T, E]
 };
 
 // Selects given numbers of experts per token: each token's likeliest ones.
 class CountedRouter final : public moe::Router {
  public:
-  // counts_LT: int64 on the CPU, at least 1. T is the number of tokens of the forward pass.
   CountedRouter(const config::RunConfig& config, at::Tensor counts_LT, const at::Device& device)
       : moe::Router(config, device), counts_LT_(std::move(counts_LT)) {}
 
@@ -38,10 +36,9 @@ class CountedRouter final : public moe::Router {
   }
 
  private:
-  at::Tensor counts_LT_;
+  at::Tensor counts_LT_;  // int64 on the CPU, at least 1
 };
 
-// Counts the experts of each token and layer.
 class CountsOfTokens final : public WindowObserver {
  public:
   CountsOfTokens(int64_t layers, int64_t tokens) : counts_LN_(at::zeros({layers, tokens}, at::kDouble)) {}
@@ -66,9 +63,8 @@ std::vector<std::vector<int64_t>> groups_of(const std::vector<TextSegment>& segm
                                             int64_t sequence_length) {
   std::vector<std::vector<int64_t>> groups;
   for (const TextSegment& segment : segments) {
-    const bool is_new =
-        groups.empty() || rule == CountsRule::kPermutedSource || rule == CountsRule::kPermutedWindow;
-    if (is_new) groups.emplace_back();
+    if (groups.empty() || rule == CountsRule::kPermutedSource || rule == CountsRule::kPermutedWindow)
+      groups.emplace_back();
     for (uint64_t token = segment.begin; token < segment.last; ++token) {
       const bool begins_window = (token - segment.begin) % static_cast<uint64_t>(sequence_length) == 0;
       if (rule == CountsRule::kPermutedWindow && begins_window && token > segment.begin)
@@ -112,17 +108,25 @@ void require_counted(const config::RunConfig& config) {
         "top_p, dtop_p or dtop_p_bias");
 }
 
-}  // namespace
+constexpr char kBool[] = "BOOL";
 
-const std::vector<std::pair<std::string, CountsRule>>& counts_rules() {
-  static const std::vector<std::pair<std::string, CountsRule>> rules = {
-      {"as-is", CountsRule::kAsIs},
-      {"uniform", CountsRule::kUniform},
-      {"permuted:layer", CountsRule::kPermutedLayer},
-      {"permuted:source", CountsRule::kPermutedSource},
-      {"permuted:window", CountsRule::kPermutedWindow}};
-  return rules;
+std::string layer_name(int64_t layer) { return format("layer_%02ld", layer); }
+
+void require_routers(const inference::InferenceModel& model) {
+  if (model.config.model.is_dense())
+    throw UsageError("the checkpoint's model is dense; it has no routing to dump or replay");
 }
+
+// Returns bool [count, E] for the tokens first, first + 1, …. Bytes in a file may be other than 0 and 1.
+at::Tensor read_selection(const TensorView& tensor, int64_t first, int64_t count) {
+  const int64_t E = tensor.shape.at(1);
+  const at::Tensor bytes_TE = at::empty({count, E}, at::kByte);
+  ops::copy_from_bytes(tensor.bytes.subspan(static_cast<size_t>(first * E), static_cast<size_t>(count * E)),
+                       bytes_TE);
+  return bytes_TE.ne(0);
+}
+
+}  // namespace
 
 at::Tensor redistribute(const at::Tensor& counts_LN, CountsRule rule,
                         const std::vector<std::vector<int64_t>>& groups, uint64_t seed) {
@@ -150,7 +154,7 @@ TokenCounts::TokenCounts(const inference::InferenceModel& model, const Evaluatio
                          inference::Watch& watch)
     : config_(model.config), device_(model.device()) {
   require_counted(model.config);
-  CountsOfTokens own(model.config.model.num_layers, static_cast<int64_t>(text.size()));
+  CountsOfTokens own(model.config.model.num_layers, std::ssize(text));
   measure_perplexity(model, text, batch_size, ranks, watch, {.observer = &own});
   ranks.all_reduce_sum(own.counts_LN(), "counts").wait();
   const auto groups = groups_of(text.segments(), rule, model.config.model.sequence_length);
@@ -161,33 +165,6 @@ std::shared_ptr<moe::Router> TokenCounts::for_tokens(uint64_t first, int64_t cou
   return std::make_shared<CountedRouter>(config_, counts_LN_.narrow(1, static_cast<int64_t>(first), count),
                                          device_);
 }
-
-namespace {
-
-constexpr char kBool[] = "BOOL";
-
-std::string layer_name(int64_t layer) { return format("layer_%02ld", layer); }
-
-void require_routers(const inference::InferenceModel& model) {
-  if (model.config.model.is_dense())
-    throw UsageError("the checkpoint's model is dense; it has no routing to dump or replay");
-}
-
-std::string describe(const TensorView* tensor) {
-  if (tensor == nullptr) return "is missing";
-  return "is " + tensor->dtype + " " + c10::str(at::IntArrayRef(tensor->shape));
-}
-
-// Returns bool [count, E] for the tokens first, first + 1, …. Bytes in a file may be other than 0 and 1.
-at::Tensor read_selection(const TensorView& tensor, int64_t first, int64_t count) {
-  const int64_t E = tensor.shape.at(1);
-  const at::Tensor bytes_TE = at::empty({count, E}, at::kByte);
-  ops::copy_from_bytes(tensor.bytes.subspan(static_cast<size_t>(first * E), static_cast<size_t>(count * E)),
-                       bytes_TE);
-  return bytes_TE.ne(0);
-}
-
-}  // namespace
 
 RoutingDump::RoutingDump(const inference::InferenceModel& model, int64_t num_tokens) {
   require_routers(model);
@@ -233,9 +210,12 @@ RoutingReplay::RoutingReplay(const std::filesystem::path& path, const inference:
   for (int64_t layer = 0; layer < model.config.model.num_layers; ++layer) {
     const TensorView* tensor = layers_.emplace_back(file_.find(layer_name(layer)));
     if (tensor == nullptr || tensor->dtype != kBool || tensor->shape != shape)
-      throw UsageError(path, ": ", layer_name(layer), " ", describe(tensor),
-                       ", but this text and model need BOOL ", c10::str(at::IntArrayRef(shape)),
-                       "; use a file that evaluate text --dump-routing wrote for the same text");
+      throw UsageError(
+          path, ": ", layer_name(layer),
+          (tensor == nullptr ? " is missing"
+                             : concat(" is ", tensor->dtype, " ", c10::str(at::IntArrayRef(tensor->shape)))),
+          ", but this text and model need BOOL ", c10::str(at::IntArrayRef(shape)),
+          "; use a file that evaluate text --dump-routing wrote for the same text");
   }
   if (file_.tensors().size() != layers_.size())
     throw UsageError(path, ": holds ", file_.tensors().size(), " tensors, but the model has ", layers_.size(),

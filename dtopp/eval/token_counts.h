@@ -4,9 +4,10 @@
 // The numbers come from a first pass with the model's router. Their sum over tokens and layers is kept.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "dtopp/base/safetensors.h"
@@ -20,8 +21,10 @@ enum class CountsRule {
   kPermutedSource,  // in the same layer and source
   kPermutedWindow,  // in the same layer and window
 };
-// "as-is", "uniform", "permuted:layer", "permuted:source", "permuted:window"
-const std::vector<std::pair<std::string, CountsRule>>& counts_rules();
+constexpr auto enum_names(CountsRule) {
+  return std::to_array<std::string_view>(
+      {"as-is", "uniform", "permuted:layer", "permuted:source", "permuted:window"});
+}
 
 // Returns the numbers of experts by `rule`. `counts_LN` has one column per token that is read by the model;
 // groups are those of the rule, each with the columns of its tokens. A seed and the columns determine the
@@ -64,7 +67,7 @@ class RoutingDump final : public WindowObserver {
 
   void add(const TextWindows& windows, const models::HiddenStates& states,
            const at::Tensor& log_probs_T) override;
-  // Writes the file. Throws DataError if it cannot be written.
+  // Throws DataError if the file cannot be written.
   void write(const std::filesystem::path& path) const;
 
  private:

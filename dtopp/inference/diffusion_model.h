@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <optional>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "dtopp/base/random.h"
@@ -125,20 +124,16 @@ class ModelDenoiser final : public Denoiser {
 // Throws: UsageError if the model cannot meet `wanted` (require_target)
 std::vector<double> targets_of(const config::RunConfig& config, ParameterKind kind, double wanted);
 
-// Reads the text embeddings that condition sampled pictures.
-
-// Reads the tensor "text" of a safetensors file, zero-padded to the model's text length.
+// Reads the text embeddings that condition sampled pictures: the tensor "text" of a safetensors file,
+// zero-padded to the model's text length.
 //
 // Shapes: "text" F32|F16|BF16 [N, L, S], L <= model.text_length -> f32 [N, text_length, S]
 // Throws: DataError if the file is damaged, has no such tensor or holds numbers that are not finite;
 //         UsageError if the tensor does not fit the model
 at::Tensor read_text_embeddings(const std::filesystem::path& path, const config::ModelConfig& model);
 
-// Samples pictures from a diffusion transformer.
-//
 // Picture j starts from noise keyed by (seed, "sample", j) and uses condition j modulo their number. It
 // therefore does not depend on the number of pictures, except for the last bits, which depend on its batch.
-
 struct PictureRequest {
   int64_t count = 1;
   std::vector<int64_t> classes;  // picture j has class classes[j % size]; empty: no classes

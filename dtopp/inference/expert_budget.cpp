@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <span>
 
 #include <nlohmann/json.hpp>
 
@@ -27,18 +26,24 @@ double mean_experts(const std::vector<ops::RouteOutput>& layers) {
   return sum / static_cast<double>(layers.size());
 }
 
+constexpr char kFormat[] = "dtopp budgets 1";
+
+std::filesystem::path path_of(const checkpoint::Checkpoint& checkpoint) {
+  return checkpoint.path() / kBudgetsName;
+}
+
 }  // namespace
 
 void require_target(const config::RunConfig& config, double target, const std::string& option) {
   const int64_t experts = config.model.num_experts;
   if (config.model.is_dense() || !config::has_threshold(config.routing.method))
-    throw UsageError(option +
+    throw UsageError(option,
                      ": the model has no routing threshold; use one with routing.method top_p, dtop_p or "
                      "dtop_p_bias");
   const bool may_take_none = config.model.zero_experts > 0 && target > 0;
   if (!((target >= 1 || may_take_none) && target <= static_cast<double>(experts)))
-    throw UsageError(option + format(" %g", target) + ": must be between 1 and the model's " +
-                     std::to_string(experts) + " experts");
+    throw UsageError(option, format(" %g", target), ": must be between 1 and the model's ", experts,
+                     " experts");
 }
 
 moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target) {
@@ -54,22 +59,12 @@ moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tok
 }
 
 at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& source) {
-  const auto count = static_cast<int64_t>(ids.size());
+  const auto count = std::ssize(ids);
   const int64_t length = std::min(sequence_length, count);
-  if (length == 0) throw DataError(source + ": holds no tokens; --target-experts needs text to solve p on");
+  if (length == 0) throw DataError(source, ": holds no tokens; --target-experts needs text to solve p on");
   const int64_t windows = std::clamp<int64_t>(models::kSolveTokens / length, 1, count / length);
   return at::tensor(at::IntArrayRef(ids.data(), windows * length)).view({windows, length});
 }
-
-namespace {
-
-constexpr char kFormat[] = "dtopp budgets 1";
-
-std::filesystem::path path_of(const checkpoint::Checkpoint& checkpoint) {
-  return checkpoint.path() / kBudgetsName;
-}
-
-}  // namespace
 
 int64_t largest_budget(const config::RunConfig& config) {
   if (config.model.is_dense() || !config::has_threshold(config.routing.method)) return 0;

@@ -32,11 +32,10 @@ moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tok
 // Throws DataError if `ids` is empty; the message begins with `source`, the name of the text.
 at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& source);
 
-// The thresholds at which a model activates given numbers of experts on average, kept in a file of its
-// checkpoint.
-
 inline constexpr char kBudgetsName[] = "budgets.json";
 
+// The thresholds at which a model activates given numbers of experts on average, kept in a file of its
+// checkpoint.
 struct KeptBudgets {
   std::string checkpoint;                             // Checkpoint::hash
   std::string text;                                   // hash of the ids on which they were solved

@@ -1,11 +1,8 @@
 #include "dtopp/inference/generator.h"
 
 #include <algorithm>
-#include <memory>
 #include <numeric>
 #include <stdexcept>
-#include <utility>
-#include <vector>
 
 #include "dtopp/base/random.h"
 #include "dtopp/moe/router.h"
@@ -56,7 +53,7 @@ constexpr int64_t kScoredAtOnce = 64;  // rows of logits, which have the width o
 
 // Returns the row of x that holds the last token of each segment.
 at::Tensor last_rows(std::span<const models::Segment> segments) {
-  at::Tensor rows = at::empty({static_cast<int64_t>(segments.size())}, at::kLong);
+  at::Tensor rows = at::empty({std::ssize(segments)}, at::kLong);
   int64_t end = 0;
   for (size_t i = 0; i < segments.size(); ++i) {
     end += segments[i].length;
@@ -102,7 +99,7 @@ std::vector<TokenScore> scores_of(const at::Tensor& x_ND, const at::Tensor& head
     const auto [value_NK, id_NK] = log_probs_NV.topk(std::min(likeliest, log_probs_NV.size(1)));
     for (int64_t n = 0; n < log_probs_NV.size(0); ++n) {
       TokenScore& score = scores.emplace_back();
-      score.id = ids[static_cast<size_t>(first + n)];
+      score.id = ids[first + n];
       score.log_prob = log_probs_NV[n][score.id].item<double>();
       for (int64_t k = 0; k < value_NK.size(1); ++k)
         score.likeliest.emplace_back(id_NK[n][k].item<int32_t>(), value_NK[n][k].item<double>());
@@ -112,14 +109,6 @@ std::vector<TokenScore> scores_of(const at::Tensor& x_ND, const at::Tensor& head
 }
 
 }  // namespace
-
-struct Generation::Sequence {
-  size_t number = 0;
-  SequenceInput input;  // max_tokens: tokens that may still be generated; 0: the sequence is finished
-  models::KeyValueCache cache;
-  std::vector<int32_t> coming;  // ids that are not in the cache yet
-  int64_t generated = 0;
-};
 
 int32_t sample_token(const at::Tensor& logits_V, double temperature, double top_p, double uniform) {
   const at::Tensor probability_V = at::softmax(logits_V.to(at::kDouble) / temperature, -1);
@@ -156,32 +145,23 @@ int32_t sample_token(const at::Tensor& logits_V, double temperature, double top_
   return *heap_end;
 }
 
-Generation::Generation(const InferenceModel& model) : model_(model) {}
-
 Generation::Generation(const InferenceModel& model, std::span<const std::vector<int32_t>> prompts,
                        std::span<const int64_t> max_tokens, const SamplingOptions& options)
     : Generation(model) {
   for (size_t i = 0; i < prompts.size(); ++i) add({prompts[i], max_tokens[i], options, i});
 }
 
-Generation::~Generation() = default;
-
 size_t Generation::add(SequenceInput input) {
   if (input.ids.empty()) throw std::invalid_argument("a prompt has no token");
-  auto sequence = std::make_unique<Sequence>(
-      Sequence{added_, {}, models::KeyValueCache(model_.config.model.num_layers), std::move(input.ids), 0});
   input.max_tokens = std::max<int64_t>(input.max_tokens, 0);
-  sequence->input = std::move(input);
-  sequences_.emplace(added_, std::move(sequence));
+  std::vector<int32_t> ids = std::exchange(input.ids, {});
+  sequences_.emplace(added_, Sequence{added_, std::move(input),
+                                      models::KeyValueCache(model_.config.model.num_layers), std::move(ids)});
   return added_++;
 }
 
-void Generation::finish(size_t sequence) { sequences_.at(sequence)->input.max_tokens = 0; }
-
-void Generation::remove(size_t sequence) { sequences_.erase(sequence); }
-
 void Generation::extend(size_t sequence, std::span<const int32_t> ids, int64_t max_tokens) {
-  Sequence& extended = *sequences_.at(sequence);
+  Sequence& extended = sequences_.at(sequence);
   extended.coming.insert(extended.coming.end(), ids.begin(), ids.end());
   extended.input.max_tokens = max_tokens;
 }
@@ -189,12 +169,12 @@ void Generation::extend(size_t sequence, std::span<const int32_t> ids, int64_t m
 // Sequences of one router are consecutive.
 std::vector<Generation::Sequence*> Generation::unfinished() {
   std::vector<std::pair<std::shared_ptr<moe::Router>, std::vector<Sequence*>>> groups;
-  for (const auto& [number, sequence] : sequences_) {
-    if (sequence->input.max_tokens == 0) continue;
+  for (auto& [number, sequence] : sequences_) {
+    if (sequence.input.max_tokens == 0) continue;
     auto group =
-        std::ranges::find(groups, sequence->input.router, [](const auto& known) { return known.first; });
-    if (group == groups.end()) group = groups.insert(group, {sequence->input.router, {}});
-    group->second.push_back(sequence.get());
+        std::ranges::find(groups, sequence.input.router, [](const auto& known) { return known.first; });
+    if (group == groups.end()) group = groups.insert(group, {sequence.input.router, {}});
+    group->second.push_back(&sequence);
   }
   std::vector<Sequence*> sequences;
   for (const auto& [router, members] : groups)
@@ -209,7 +189,7 @@ moe::Routing Generation::routing_of(std::span<Sequence* const> sequences) const 
   for (const Sequence* sequence : sequences) {
     const auto& router = sequence->input.router ? sequence->input.router : model_.routing.router;
     if (ranges.empty() || ranges.back().router != router) ranges.push_back({router, 0});
-    ranges.back().rows += static_cast<int64_t>(sequence->coming.size());
+    ranges.back().rows += std::ssize(sequence->coming);
   }
   routing.router = ranges.front().router;
   if (ranges.size() > 1)
@@ -224,7 +204,7 @@ std::vector<GeneratedToken> Generation::step() {
   std::vector<models::Segment> segments;
   std::vector<int64_t> tokens;
   for (Sequence* sequence : sequences) {
-    segments.push_back({static_cast<int64_t>(sequence->coming.size()), &sequence->cache, models::kNoParent});
+    segments.push_back({std::ssize(sequence->coming), &sequence->cache, models::kNoParent});
     tokens.insert(tokens.end(), sequence->coming.begin(), sequence->coming.end());
   }
   models::HiddenStates states =
@@ -288,12 +268,12 @@ void Generation::score(const at::Tensor& x_TD, std::span<Sequence* const> sequen
   int64_t end = 0;
   for (size_t n = 0; n < sequences.size(); ++n) {
     const Sequence& sequence = *sequences[n];
-    end += static_cast<int64_t>(sequence.coming.size());
+    end += std::ssize(sequence.coming);
     if (!sequence.input.likeliest) continue;
     std::vector<int32_t> ids = {generated[n].id};
     if (sequence.input.scores_prompt && sequence.generated == 0)
       ids.insert(ids.begin(), sequence.coming.begin() + 1, sequence.coming.end());
-    const auto count = static_cast<int64_t>(ids.size());
+    const auto count = std::ssize(ids);
     generated[n].scores =
         scores_of(x_TD.narrow(0, end - count, count), model_.model.head_VD(), ids, *sequence.input.likeliest);
   }

@@ -7,8 +7,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -37,19 +35,19 @@ struct GeneratedToken {
 class Generation {
  public:
   // `model` must outlive the object.
-  explicit Generation(const InferenceModel& model);
+  explicit Generation(const InferenceModel& model) : model_(model) {}
   // Adds all prompts, in order, with at most `max_tokens` of its index.
   Generation(const InferenceModel& model, std::span<const std::vector<int32_t>> prompts,
              std::span<const int64_t> max_tokens, const SamplingOptions& options);
-  ~Generation();
 
   // Adds a sequence and returns its number: 0, 1, … Throws std::invalid_argument if the prompt is empty.
   size_t add(SequenceInput input);
   // Generates one token for every unfinished sequence. Returns the tokens in the order of their sequences;
   // none after the last.
   std::vector<GeneratedToken> step();
-  void finish(size_t sequence);  // generates no more tokens for it, until it is extended
-  void remove(size_t sequence);  // the same, and frees its memory
+  // Generates no more tokens for it, until it is extended.
+  void finish(size_t sequence) { sequences_.at(sequence).input.max_tokens = 0; }
+  void remove(size_t sequence) { sequences_.erase(sequence); }  // the same, and frees its memory
   // Adds ids behind the tokens of a sequence and continues it by at most `max_tokens`. The cache is kept.
   void extend(size_t sequence, std::span<const int32_t> ids, int64_t max_tokens);
 
@@ -57,7 +55,13 @@ class Generation {
   const std::vector<ops::RouteOutput>& routing() const { return routing_; }
 
  private:
-  struct Sequence;
+  struct Sequence {
+    size_t number = 0;
+    SequenceInput input;  // max_tokens: tokens that may still be generated; 0: the sequence is finished
+    models::KeyValueCache cache;
+    std::vector<int32_t> coming;  // ids that are not in the cache yet
+    int64_t generated = 0;
+  };
   std::vector<Sequence*> unfinished();
   moe::Routing routing_of(std::span<Sequence* const> sequences) const;
   std::vector<int32_t> choose(const at::Tensor& x_ND, std::span<Sequence* const> sequences) const;
@@ -65,7 +69,7 @@ class Generation {
              std::vector<GeneratedToken>& generated) const;
 
   const InferenceModel& model_;
-  std::map<size_t, std::unique_ptr<Sequence>> sequences_;
+  std::map<size_t, Sequence> sequences_;
   size_t added_ = 0;
   std::vector<ops::RouteOutput> routing_;
 };

@@ -45,7 +45,7 @@ namespace {
 int64_t end_of_text_of(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& config) {
   if (config.data.end_of_text >= 0) return config.data.end_of_text;
   if (checkpoint.has_tokenizer()) return data::Tokenizer::load(checkpoint.tokenizer_path()).end_of_text();
-  throw CheckpointError(checkpoint.path().string() +
+  throw CheckpointError(checkpoint.path(),
                         ": the end-of-text id is unknown; the checkpoint needs tokenizer.json or "
                         "data.end_of_text in config.yaml");
 }
@@ -60,7 +60,7 @@ InferenceModel load_inference_model(const checkpoint::Checkpoint& checkpoint, co
   const config::RoutingConfig& routing = loaded.config.routing;
   if (!routing.top_k_by_source.empty())
     throw UsageError(
-        checkpoint.path().string() +
+        checkpoint.path(),
         ": was trained with routing.top_k_by_source, and this text has no source; such a model can only "
         "be trained and validated");
   loaded.model = models::bind_language_model(
@@ -77,16 +77,16 @@ data::Tokenizer load_tokenizer(const checkpoint::Checkpoint& checkpoint, const s
   const bool has_own = checkpoint.has_tokenizer();
   if (!has_own && other.empty())
     throw UsageError(
-        checkpoint.path().string() +
+        checkpoint.path(),
         ": holds no tokenizer.json (the run was trained on token files without one); pass --tokenizer");
   const std::filesystem::path path = has_own ? checkpoint.tokenizer_path() : other;
   data::Tokenizer tokenizer = data::Tokenizer::load(path);
   if (has_own && !other.empty() && data::Tokenizer::load(other).hash() != tokenizer.hash())
-    throw UsageError("--tokenizer " + other.string() +
+    throw UsageError("--tokenizer ", other,
                      ": differs from the checkpoint's own tokenizer; omit --tokenizer");
   if (tokenizer.vocab_size() > vocab_size)
-    throw UsageError(path.string() + ": a tokenizer of " + std::to_string(tokenizer.vocab_size()) +
-                     " ids does not fit the checkpoint's model.vocab_size of " + std::to_string(vocab_size));
+    throw UsageError(path, ": a tokenizer of ", tokenizer.vocab_size(),
+                     " ids does not fit the checkpoint's model.vocab_size of ", vocab_size);
   return tokenizer;
 }
 

@@ -13,8 +13,6 @@
 
 namespace dtopp::inference {
 
-// Loads the tensors of a checkpoint that inference needs: parameters and the router.
-
 // kRaw: the parameters that the optimizer updates. kEma: their exponential moving average (EMA).
 enum class ParameterKind { kRaw, kEma };
 

@@ -14,7 +14,7 @@ Scheduler::Scheduler(const InferenceModel& model, const SchedulerLimits& limits)
     : limits_(limits), generation_(model) {}
 
 int64_t Scheduler::reservation(const SequenceInput& sequence) {
-  const int64_t tokens = static_cast<int64_t>(sequence.ids.size()) + sequence.max_tokens;
+  const int64_t tokens = std::ssize(sequence.ids) + sequence.max_tokens;
   return (tokens + models::kCacheBlock - 1) / models::kCacheBlock * models::kCacheBlock;
 }
 
@@ -90,7 +90,7 @@ void Scheduler::admit() {
       ++next;
       continue;
     }
-    const auto tokens = static_cast<int64_t>(next->input.ids.size());
+    const auto tokens = std::ssize(next->input.ids);
     if (load_.cache_tokens + next->reserved > limits_.cache_tokens) break;
     if (prompt_tokens > 0 && prompt_tokens + tokens > kPromptTokensPerStep) break;
     prompt_tokens += tokens;

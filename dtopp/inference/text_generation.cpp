@@ -1,8 +1,7 @@
 #include "dtopp/inference/text_generation.h"
 
 #include <algorithm>
-#include <string>
-#include <string_view>
+#include <sstream>
 #include <utility>
 
 #include "dtopp/base/errors.h"
@@ -10,16 +9,13 @@
 
 namespace dtopp::inference {
 std::vector<std::string> read_prompts(const std::filesystem::path& path) {
-  const std::string text = read_file(path);
+  std::istringstream text(read_file(path));
   std::vector<std::string> prompts;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    std::string line = text.substr(begin, end - begin);
+  for (std::string line; std::getline(text, line);) {
     if (line.ends_with('\r')) line.pop_back();
-    if (!line.empty()) prompts.push_back(std::move(line));
-    begin = end + 1;
+    if (!line.empty()) prompts.push_back(line);
   }
-  if (prompts.empty()) throw DataError(path.string() + ": holds no prompt; write one prompt per line");
+  if (prompts.empty()) throw DataError(path, ": holds no prompt; write one prompt per line");
   return prompts;
 }
 
@@ -30,9 +26,8 @@ EncodedPrompts encode_prompts(const std::vector<std::string>& prompts, const dat
     encoded.ids.push_back(tokenizer.encode(prompt));
     const auto length = static_cast<int64_t>(encoded.ids.back().size());
     if (length >= sequence_length)
-      throw UsageError("a prompt of " + std::to_string(length) +
-                       " tokens leaves no space for new tokens in " + "the model's sequence length of " +
-                       std::to_string(sequence_length));
+      throw UsageError("a prompt of ", length, " tokens leaves no space for new tokens in ",
+                       "the model's sequence length of ", sequence_length);
     encoded.max_new_tokens.push_back(std::min(max_tokens, sequence_length - length));
   }
   return encoded;
@@ -65,7 +60,7 @@ void TextSession::add(std::string_view text) {
 int64_t TextSession::begin_piece() {
   if (ids_.empty()) ids_.push_back(tokenizer_.end_of_text());
   const int64_t most = std::max<int64_t>(model_.config.model.sequence_length - max_tokens_, 1);
-  const int64_t dropped = std::max<int64_t>(static_cast<int64_t>(ids_.size()) - most, 0);
+  const int64_t dropped = std::max<int64_t>(std::ssize(ids_) - most, 0);
   ids_.erase(ids_.begin(), ids_.begin() + dropped);
   if (dropped > 0) recompute();
   piece_ = ids_.size();

@@ -42,7 +42,7 @@ class TextStream {
 };
 
 // A text that the user and the model extend in turn (`dtopp generate --interactive`).
-
+//
 // The key-value cache is kept from one piece to the next. A change of the sampling options or of the model's
 // routing, which the owner of `model` announces with recompute(), recomputes it.
 class TextSession {

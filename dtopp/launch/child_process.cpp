@@ -28,6 +28,18 @@ void write_signal(int signal) {
   errno = saved;
 }
 
+constexpr int kUnknown = static_cast<int>(ExitStatus::kResource);
+constexpr int kNotExecuted = 127;
+
+// The argument list for exec; `texts` must outlive it.
+std::vector<char*> pointers_to(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  pointers.reserve(texts.size() + 1);
+  for (auto& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
 }  // namespace
 
 bool ignores_hangup() {
@@ -82,22 +94,6 @@ void SignalPipe::forget() {
     if (signal != SIGHUP || !ignores_hangup()) std::signal(signal, SIG_DFL);
   }
 }
-
-namespace {
-
-constexpr int kUnknown = static_cast<int>(ExitStatus::kResource);
-constexpr int kNotExecuted = 127;
-
-// The argument list for exec; `texts` must outlive it.
-std::vector<char*> pointers_to(std::vector<std::string>& texts) {
-  std::vector<char*> pointers;
-  pointers.reserve(texts.size() + 1);
-  for (auto& text : texts) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
-}  // namespace
 
 std::filesystem::path own_program() {
   std::error_code error;

@@ -13,8 +13,6 @@
 
 namespace dtopp::launch {
 
-// Delivers signals through a pipe, so that a thread can wait for them.
-
 // Signals closer together count as one request: timeout(1) signals its child and then the whole group.
 inline constexpr std::chrono::milliseconds kOneRequest{100};
 

@@ -97,20 +97,6 @@ void read_ranks(const Variables& variables, const LauncherVariables& names, Laun
   environment.rank = variables.required(names.rank, 0, environment.world_size - 1, names.size);
 }
 
-void read_local_ranks(const Variables& variables, const LauncherVariables& names,
-                      LaunchEnvironment& environment) {
-  const auto since = [&](const char* name) { return ", since " + variables.quote(name); };
-  const auto local_size = variables.number(names.local_size, 1, environment.world_size, since(names.size));
-  environment.local_world_size = local_size.value_or(environment.alone() ? 1 : 0);
-  if (local_size > 1) {
-    environment.local_rank = variables.required(names.local_rank, 0, *local_size - 1, names.local_size);
-  } else {
-    const int64_t highest = local_size.value_or(environment.world_size) - 1;
-    const char* const bound = local_size ? names.local_size : names.size;
-    environment.local_rank = variables.number(names.local_rank, 0, highest, since(bound)).value_or(0);
-  }
-}
-
 void read_master(const Variables& variables, LaunchEnvironment& environment) {
   environment.master_addr = variables.text("MASTER_ADDR");
   environment.master_port = variables.number("MASTER_PORT", 1, 65535).value_or(0);
@@ -129,7 +115,16 @@ LaunchEnvironment find_in(const Variables& variables, const LauncherVariables& n
   LaunchEnvironment environment;
   environment.launcher = launcher;
   read_ranks(variables, names, environment);
-  read_local_ranks(variables, names, environment);
+  const auto since = [&](const char* name) { return ", since " + variables.quote(name); };
+  const auto local_size = variables.number(names.local_size, 1, environment.world_size, since(names.size));
+  environment.local_world_size = local_size.value_or(environment.alone() ? 1 : 0);
+  if (local_size > 1) {
+    environment.local_rank = variables.required(names.local_rank, 0, *local_size - 1, names.local_size);
+  } else {
+    const int64_t highest = local_size.value_or(environment.world_size) - 1;
+    const char* const bound = local_size ? names.local_size : names.size;
+    environment.local_rank = variables.number(names.local_rank, 0, highest, since(bound)).value_or(0);
+  }
   read_master(variables, environment);
   require_master(environment, names);
   return environment;

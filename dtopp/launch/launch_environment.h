@@ -9,8 +9,6 @@
 
 namespace dtopp::launch {
 
-// Parses the compressed lists in Slurm's environment variables.
-
 // The first host of SLURM_STEP_NODELIST: "gpu003" for "gpu[003-006,9],cpu1". nullopt if it is not such a
 // list.
 std::optional<std::string> first_host(std::string_view hosts);

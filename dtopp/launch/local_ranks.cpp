@@ -112,6 +112,11 @@ int milliseconds_until(Clock::time_point time) {
   return static_cast<int>(std::clamp<int64_t>(left, 0, INT_MAX));
 }
 
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFirstPause{125}, kLongestPause{60'000};
+constexpr int64_t kDoublings = 9;  // from the first pause to one beyond the longest
+
 }  // namespace
 
 std::string RanksEnd::message() const {
@@ -165,19 +170,6 @@ RanksEnd run_local_ranks(const LocalRanks& wanted, const SignalPipe& signals) {
   return decided;
 }
 
-namespace {
-
-using std::chrono::milliseconds;
-
-constexpr milliseconds kFirstPause{125}, kLongestPause{60'000};
-constexpr int64_t kDoublings = 9;  // from the first pause to one beyond the longest
-
-milliseconds pause_before(int64_t restart) {
-  return std::min(kLongestPause, kFirstPause * (1 << std::min(restart - 1, kDoublings)));
-}
-
-}  // namespace
-
 Restart Restarts::after(const RanksEnd& end, int64_t step) {
   attempts_at_step_ = step == step_ ? attempts_at_step_ + 1 : 0;
   step_ = step;
@@ -188,9 +180,8 @@ Restart Restarts::after(const RanksEnd& end, int64_t step) {
     return {.message = "not restarted: all " + std::to_string(allowed_) + " restarts are used"};
   ++used_;
   return {.again = true,
-          .pause = pause_before(used_),
-          .message = "restart " + std::to_string(used_) + " of " + std::to_string(allowed_) + " from step " +
-                     std::to_string(step)};
+          .pause = std::min(kLongestPause, kFirstPause * (1 << std::min(used_ - 1, kDoublings))),
+          .message = concat("restart ", used_, " of ", allowed_, " from step ", step)};
 }
 
 }  // namespace dtopp::launch

@@ -55,8 +55,7 @@ struct RanksEnd {
 // Throws:        ResourceError, with no rank left running, if a process cannot be started
 RanksEnd run_local_ranks(const LocalRanks& wanted, const SignalPipe& signals = SignalPipe());
 
-// Decides whether the ranks of --processes start again after one of them was lost (--restarts).
-
+// Whether the ranks of --processes start again after one of them was lost (--restarts).
 struct Restart {
   bool again = false;
   std::chrono::milliseconds pause{0};  // before the ranks start again

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <set>
+#include <utility>
 
 #include "dtopp/config/config.h"
 #include "dtopp/plan/plan.h"
@@ -307,15 +307,11 @@ void fit_micro_batch(NewRun& run, config::Device device, uint64_t memory) {
 }
 
 std::string commented_yaml(const NewRun& run, const std::string& otherwise) {
-  using Leaves = std::vector<std::pair<std::string, std::string>>;
-  Leaves leaves, defaults;
-  config::flatten_config(run.config, "", leaves);
-  config::flatten_config(config::RunConfig(), "", defaults);
-  const std::set<std::pair<std::string, std::string>> usual(defaults.begin(), defaults.end());
+  const auto defaults = config::flatten_config(config::RunConfig());
   std::string text, section;
-  for (const auto& [key, value] : leaves) {
+  for (const auto& [key, value] : config::flatten_config(run.config)) {
     const auto reason = run.reasons.find(key);
-    if (reason == run.reasons.end() && usual.contains({key, value})) continue;
+    if (reason == run.reasons.end() && std::ranges::count(defaults, std::pair(key, value)) > 0) continue;
     const size_t dot = key.find('.');
     const std::string parent = dot == std::string::npos ? "" : key.substr(0, dot);
     if (parent != std::exchange(section, parent) && !parent.empty()) text += parent + ":\n";

@@ -53,7 +53,7 @@ struct Communication {
   SentBytes step;  // the values of the step, 2 (n - 1) / n 8 each
 };
 
-// The bytes under the names of the collectives (distributed/counting_collectives.h), rounded.
+// The bytes under the names of the collectives (distributed/collectives.h), rounded.
 struct CollectiveBytes {
   std::string name;
   uint64_t inside = 0, between = 0;

@@ -18,8 +18,7 @@ std::optional<ReportTable> configuration_table(const ReportInput& input) {
   std::vector<std::string> keys;
   std::set<std::string> known;
   for (const RunGroup& group : input.groups) {
-    std::vector<std::pair<std::string, std::string>> leaves;
-    config::flatten_config(input.runs[group.runs[0]].config, "", leaves);
+    const auto leaves = config::flatten_config(input.runs[group.runs[0]].config);
     configs.emplace_back(leaves.begin(), leaves.end());
     for (const auto& [key, value] : leaves) {
       if (known.insert(key).second) keys.push_back(key);

@@ -11,6 +11,33 @@
 #include "dtopp/base/progress.h"
 
 namespace dtopp::serve {
+namespace {
+
+constexpr std::array<double, 10> kBounds = {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300};  // seconds
+
+void begin(std::string& out, const std::string& name, const char* type, const char* help) {
+  out += "# HELP " + name + " " + help + "\n# TYPE " + name + " " + type + "\n";
+}
+
+void print_number(std::string& out, const std::string& name, const char* type, const char* help,
+                  uint64_t value) {
+  begin(out, name, type, help);
+  out += name + " " + std::to_string(value) + "\n";
+}
+
+using nlohmann::ordered_json;
+
+// Returns the number of characters of UTF-8 text.
+int64_t characters_of(std::string_view text) {
+  return std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; });
+}
+
+void send_event(http::Exchange& exchange, const ordered_json& event) {
+  exchange.send("data: " + dump_json(event) + "\n\n");
+}
+
+}  // namespace
+
 std::string StopStrings::add(std::string_view text) {
   if (found_) return {};
   held_ += text;
@@ -33,22 +60,6 @@ std::string StopStrings::add(std::string_view text) {
   return result;
 }
 
-namespace {
-
-constexpr std::array<double, 10> kBounds = {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300};  // seconds
-
-void begin(std::string& out, const std::string& name, const char* type, const char* help) {
-  out += "# HELP " + name + " " + help + "\n# TYPE " + name + " " + type + "\n";
-}
-
-void print_number(std::string& out, const std::string& name, const char* type, const char* help,
-                  uint64_t value) {
-  begin(out, name, type, help);
-  out += name + " " + std::to_string(value) + "\n";
-}
-
-}  // namespace
-
 void Metrics::Histogram::add(double value) {
   size_t bound = 0;
   while (bound < kBounds.size() && value > kBounds.at(bound)) ++bound;
@@ -61,16 +72,6 @@ void Metrics::count_tokens(int64_t target, uint64_t tokens, double active_expert
   const std::lock_guard lock(mutex_);
   budgets_[target].tokens += tokens;
   budgets_[target].experts += active_experts;
-}
-
-void Metrics::count_prompt(uint64_t tokens) {
-  const std::lock_guard lock(mutex_);
-  prompt_tokens_ += tokens;
-}
-
-void Metrics::count_generated() {
-  const std::lock_guard lock(mutex_);
-  ++generated_tokens_;
 }
 
 void Metrics::count_first_token(double seconds) {
@@ -125,21 +126,6 @@ std::string Metrics::text(const inference::Scheduler& scheduler) const {
   print(out, "dtopp_request_seconds", "Time from a request to the end of its answer.", request_);
   return out;
 }
-
-namespace {
-
-using nlohmann::ordered_json;
-
-// Returns the number of characters of UTF-8 text.
-int64_t characters_of(std::string_view text) {
-  return std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; });
-}
-
-void send_event(http::Exchange& exchange, const ordered_json& event) {
-  exchange.send("data: " + dump_json(event) + "\n\n");
-}
-
-}  // namespace
 
 Completion::Completion(CompletionRequest request, const ServedModel& model, const data::Tokenizer& tokenizer,
                        Metrics& metrics, std::shared_ptr<http::Exchange> exchange)

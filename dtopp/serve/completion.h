@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -21,7 +22,6 @@
 namespace dtopp::serve {
 
 // Ends a text before the first of some stop strings, which may span several tokens.
-
 class StopStrings {
  public:
   explicit StopStrings(std::vector<std::string> stops) : stops_(std::move(stops)) {}
@@ -38,16 +38,14 @@ class StopStrings {
   bool found_ = false;
 };
 
-// Counts what `dtopp serve` does, for Prometheus.
-
-// Any thread may use it.
+// Counts what `dtopp serve` does, for Prometheus. Any thread may use it.
 class Metrics {
  public:
   // Tokens that were computed: of prompts, or fed back after they were generated. `target`: the request's
   // target_experts, or 0.
   void count_tokens(int64_t target, uint64_t tokens, double active_experts);
-  void count_prompt(uint64_t tokens);
-  void count_generated();
+  void count_prompt(uint64_t tokens) { prompt_tokens_ += tokens; }
+  void count_generated() { generated_tokens_ += 1; }
   void count_first_token(double seconds);
   // status 499: the client left, or its time was over.
   void count_request(int status, double seconds);
@@ -71,7 +69,7 @@ class Metrics {
   mutable std::mutex mutex_;
   std::map<int64_t, Budget> budgets_;
   std::map<int, uint64_t> requests_;
-  uint64_t prompt_tokens_ = 0, generated_tokens_ = 0;
+  std::atomic<uint64_t> prompt_tokens_ = 0, generated_tokens_ = 0;
   Histogram first_token_, request_;
 };
 

@@ -19,21 +19,6 @@ const char* type_of(int status) {
   return status >= 500 ? "server_error" : "invalid_request_error";
 }
 
-}  // namespace
-
-http::Answer error_answer(const ApiError& error) {
-  nlohmann::ordered_json body = {
-      {"message", error.what()}, {"type", type_of(error.status)}, {"param", nullptr}, {"code", nullptr}};
-  if (!error.field.empty()) body["param"] = error.field;
-  if (error.status == 404 && error.field == "model") body["code"] = "model_not_found";
-  http::Answer answer{error.status, "application/json", dump_json({{"error", body}}) + "\n"};
-  if (error.status == 401) answer.fields = {{"WWW-Authenticate", "Bearer"}};
-  if (error.status == 429 || error.status == 503) answer.fields = {{"Retry-After", "1"}};
-  return answer;
-}
-
-namespace {
-
 using nlohmann::json;
 
 constexpr int64_t kMostLogProbs = 5, kMostStops = 4;
@@ -130,7 +115,7 @@ void check_lengths(const JsonFields& fields, const CompletionRequest& request, c
     fields.fail("n", format("prompts times n exceed %zu", model.most_choices));
   for (const std::vector<int32_t>& prompt : request.prompts) {
     if (prompt.empty()) fields.fail("prompt", "holds no token");
-    const auto tokens = static_cast<int64_t>(prompt.size()) + request.max_tokens;
+    const auto tokens = std::ssize(prompt) + request.max_tokens;
     if (tokens > model.sequence_length)
       fields.fail("max_tokens",
                   format("the prompt's %zu tokens and max_tokens %ld exceed the model's sequence length "
@@ -179,6 +164,17 @@ CompletionRequest read(const JsonFields& fields, const ServedModel& model, const
 }
 
 }  // namespace
+
+http::Answer error_answer(const ApiError& error) {
+  nlohmann::ordered_json body = {
+      {"message", error.what()}, {"type", type_of(error.status)}, {"param", nullptr}, {"code", nullptr}};
+  if (!error.field.empty()) body["param"] = error.field;
+  if (error.status == 404 && error.field == "model") body["code"] = "model_not_found";
+  http::Answer answer{error.status, "application/json", dump_json({{"error", body}}) + "\n"};
+  if (error.status == 401) answer.fields = {{"WWW-Authenticate", "Bearer"}};
+  if (error.status == 429 || error.status == 503) answer.fields = {{"Retry-After", "1"}};
+  return answer;
+}
 
 CompletionRequest read_completion_request(std::string_view body, const ServedModel& model,
                                           const data::Tokenizer& tokenizer) try {

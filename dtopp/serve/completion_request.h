@@ -15,8 +15,6 @@
 
 namespace dtopp::serve {
 
-// The errors of the HTTP interface, as OpenAI's clients expect them.
-
 // A request that is refused with this status.
 struct ApiError : std::runtime_error {
   ApiError(int status, const std::string& message, std::string field = "")

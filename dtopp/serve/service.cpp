@@ -140,18 +140,12 @@ void Service::complete(const http::Request& request, const std::shared_ptr<http:
 
 http::Answer Service::refuse(int status) {
   if (status != 503) metrics_.count_request(status, 0);  // a completion that took too long counts itself
-  switch (status) {
-    case 408:
-      return error_answer({status, "the rest of the request did not arrive in time"});
-    case 413:
-      return error_answer({status, "the request's body is too large"});
-    case 431:
-      return error_answer({status, "the request's header is too large"});
-    case 503:
-      return error_answer({status, "the answer took longer than --timeout"});
-    default:
-      return error_answer({status, "not an HTTP request"});
-  }
+  static const std::map<int, const char*> kReasons = {{408, "the rest of the request did not arrive in time"},
+                                                      {413, "the request's body is too large"},
+                                                      {431, "the request's header is too large"},
+                                                      {503, "the answer took longer than --timeout"}};
+  const auto reason = kReasons.find(status);
+  return error_answer({status, reason == kReasons.end() ? "not an HTTP request" : reason->second});
 }
 
 }  // namespace dtopp::serve

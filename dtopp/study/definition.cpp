@@ -490,13 +490,10 @@ nlohmann::ordered_json to_json(const GridPoint& point) {
 
 // Values that are defaults are left out, so that results stay valid when a later version adds a key.
 std::string hash_of(const config::RunConfig& config) {
-  std::vector<std::pair<std::string, std::string>> leaves, defaults;
-  config::flatten_config(config, "", leaves);
-  config::flatten_config(config::RunConfig(), "", defaults);
-  const std::set<std::pair<std::string, std::string>> left_out(defaults.begin(), defaults.end());
+  const auto defaults = config::flatten_config(config::RunConfig());
   std::string text;
-  for (const auto& [key, value] : leaves) {
-    if (is_measured(key) && !left_out.contains({key, value}))
+  for (const auto& [key, value] : config::flatten_config(config)) {
+    if (is_measured(key) && std::ranges::count(defaults, std::pair(key, value)) == 0)
       text.append(key).append(": ").append(value).append("\n");
   }
   return hash_bytes(std::as_bytes(std::span(text)));

@@ -1,10 +1,8 @@
 #include "dtopp/train/profile.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <set>
-#include <utility>
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
@@ -17,7 +15,6 @@
 #include "dtopp/device/available_memory.h"
 #include "dtopp/device/device.h"
 #include "dtopp/ops/optimizer/orthogonalize.h"
-#include "dtopp/train/nonfinite_watch.h"
 #include "dtopp/train/trainer.h"
 
 namespace dtopp::train {
@@ -212,22 +209,21 @@ std::optional<StepPart> part_of_operator(std::string_view name) {
 
 thread_local StepProfile* recorded = nullptr;
 
+namespace profiler = torch::autograd::profiler;
+using torch::profiler::impl::ActivityType;
+
 }  // namespace
 
 StepProfile::Names::const_pointer StepProfile::find(const at::RecordFunction& function) {
   const std::string_view text = function.name();
   if (const auto found = names_.find(text); found != names_.end()) return &*found;
   Name name;
-  switch (function.scope()) {
-    case at::RecordScope::USER_SCOPE:
-      name.part = part_of_scope(text);
-      break;
-    case at::RecordScope::BACKWARD_FUNCTION:
-      if (text.ends_with("AccumulateGrad")) name.part = StepPart::kGradientSums;
-      break;
-    default:
-      name = {.part = part_of_operator(text), .cost = cost_in(kCosts, text), .move = cost_in(kMoves, text)};
-  }
+  if (function.scope() == at::RecordScope::USER_SCOPE)
+    name.part = part_of_scope(text);
+  else if (function.scope() != at::RecordScope::BACKWARD_FUNCTION)
+    name = {.part = part_of_operator(text), .cost = cost_in(kCosts, text), .move = cost_in(kMoves, text)};
+  else if (text.ends_with("AccumulateGrad"))
+    name.part = StepPart::kGradientSums;
   return &*names_.emplace(text, name).first;
 }
 
@@ -360,13 +356,6 @@ void StepProfile::save_trace(const std::filesystem::path& path) const {
   });
 }
 
-namespace {
-
-namespace profiler = torch::autograd::profiler;
-using torch::profiler::impl::ActivityType;
-
-}  // namespace
-
 StepTrace::StepTrace() {
   const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
   const std::set<ActivityType> activities = {ActivityType::CPU, ActivityType::CUDA};
@@ -385,11 +374,7 @@ void StepTrace::save(const std::filesystem::path& path) {
   std::filesystem::remove(path);
   profiler::disableProfiler()->save(path);
   // The profiler reports no error.
-  if (!std::filesystem::exists(path)) throw DataError(path.string() + ": the step's trace cannot be written");
-}
-
-void StepMeter::begin() {
-  if (groups_.traffic) before_ = groups_.traffic->total();
+  if (!std::filesystem::exists(path)) throw DataError(path, ": the step's trace cannot be written");
 }
 
 StepRates StepMeter::rates(const StepResult& result) {

@@ -8,7 +8,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,23 +24,18 @@ struct ObserverContext;
 
 namespace dtopp::train {
 
-// Counts the work of the operators that a step cannot do without: products, attention, norms, look-ups,
-// routing, the loss, sums of gradients and the update. Conversions, copies and sums elsewhere cost nothing
-// here, because a kernel that is fused further needs none of them.
-
-// Bytes: every operand is read or written once. A causal mask halves the FLOPs of attention, whose backward
-// pass counts twice its forward pass.
+// The work of the operators that a step cannot do without: products, attention, norms, look-ups, routing, the
+// loss, sums of gradients and the update. Conversions, copies and sums elsewhere cost nothing here, because a
+// kernel that is fused further needs none of them. Bytes: every operand is read or written once. A causal
+// mask halves the FLOPs of attention, whose backward pass counts twice its forward pass.
 struct OperatorCost {
   double flops = 0, bytes = 0;
 };
 using CostFunction = OperatorCost (*)(c10::ArrayRef<c10::IValue> inputs);
 
-// Measures where the time of training steps on a CPU goes, and compares it with the machine's limits.
-//
 // The parts of a step come from the scopes of RECORD_USER_SCOPE and from a few operators. A backward function
 // belongs to the part that created its node. PyTorch calls back for every scope and operator of the training
 // thread while a step is recorded; at other times nothing is called.
-
 enum class StepPart : uint8_t {
   kEmbedding,
   kNorms,
@@ -135,9 +129,8 @@ class StepProfile::Recording {
   std::unique_ptr<at::RecordFunction> step_;
 };
 
-// Records the operators and kernels of one step on a CUDA device, with PyTorch's profiler.
-
-// Recording begins with the object and slows the step down. Only one object may exist at a time.
+// Records the operators and kernels of one step on a CUDA device, with PyTorch's profiler, which slows the
+// step down. Recording begins with the object. Only one object may exist at a time.
 class StepTrace {
  public:
   StepTrace();
@@ -153,8 +146,7 @@ class StepTrace {
   bool recording_ = true;
 };
 
-// Measures the speed of steps, their MFU, sent bytes and memory.
-
+// The speed of steps, their MFU, sent bytes and memory.
 struct StepRates {
   double tokens_per_second = 0;
   double seconds = 0;              // in steps so far, without validations, saves and pauses
@@ -185,7 +177,9 @@ class StepMeter {
       : yardstick_(yardstick), groups_(groups), seconds_(yardstick.seconds_before) {}
 
   // Call at the start of a step. The previous step's result may still be outstanding.
-  void begin();
+  void begin() {
+    if (groups_.traffic) before_ = groups_.traffic->total();
+  }
   StepRates rates(const StepResult& result);
 
  private:

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
-#include <utility>
 
 #include <omp.h>
 #include <sys/resource.h>
@@ -15,7 +14,6 @@
 #include "dtopp/device/available_memory.h"
 #include "dtopp/device/device.h"
 #include "dtopp/device/known_devices.h"
-#include "dtopp/distributed/rank_agreement.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/moe/make_router.h"
 #include "dtopp/runs/run_history.h"
@@ -57,8 +55,7 @@ class RanksOfRun final : public checkpoint::SavingRanks {
     if (error) std::rethrow_exception(error);
     for (size_t rank = 0; rank < failed.size(); ++rank)
       if (!failed[rank].empty())
-        throw distributed::RankLost("rank " + std::to_string(rank) +
-                                    " could not save its part of the checkpoint");
+        throw distributed::RankLost("rank ", rank, " could not save its part of the checkpoint");
   }
 
  private:
@@ -90,6 +87,173 @@ void yield_to_training() {
   omp_set_num_threads(1);
 }
 
+std::string layer_key(size_t layer, const char* name) { return format("layer_%02zu/%s", layer, name); }
+
+void add_activations(const std::string& prefix, const moe::ActivationSummary& summary,
+                     runs::MetricRecord& record) {
+  record.values.emplace_back(prefix + "active_experts", summary.mean);
+  record.values.emplace_back(prefix + "active_experts_std", summary.deviation);
+  record.values.emplace_back(prefix + "imbalance", summary.imbalance);
+  record.values.emplace_back(prefix + "dead_experts", static_cast<double>(summary.dead_experts));
+}
+
+// The value that all layers share, or their mean.
+double shared_or_mean(const std::vector<double>& values) {
+  if (values.size() == 1) return values[0];
+  double mean = 0;
+  for (const double value : values) mean += value / static_cast<double>(values.size());
+  return mean;
+}
+
+// Shares of all (token, layer) pairs.
+void add_shares(const moe::ActivationStatistics& activations, bool may_be_empty, runs::MetricRecord& record) {
+  const at::Tensor histogram = activations.histogram().sum(0).cpu();
+  const auto* pairs_N = histogram.const_data_ptr<int64_t>();
+  const auto all = static_cast<double>(activations.tokens() * activations.num_layers());
+  for (const runs::CountRange& range : runs::count_ranges(histogram.numel() - 1)) {
+    const int64_t pairs = std::reduce(pairs_N + range.first, pairs_N + range.last + 1);
+    record.values.emplace_back(range.metric(), static_cast<double>(pairs) / all);
+  }
+  if (may_be_empty) record.values.emplace_back("moe/empty_share", static_cast<double>(pairs_N[0]) / all);
+}
+
+void add_routing(const StepResult& result, const config::ModelConfig& model, runs::MetricRecord& record) {
+  auto& values = record.values;
+  const moe::ActivationSummary all = result.activations.summary();
+  add_activations("moe/", all, record);
+  if (model.shared_experts > 0)
+    values.emplace_back("moe/active_ffn", all.mean + static_cast<double>(model.shared_experts));
+  values.emplace_back("moe/token_mean_std", result.activations.token_mean_deviation());
+  // Otherwise every token has the same number of experts.
+  const bool may_be_empty = model.zero_experts > 0 || result.may_select_none;
+  if (may_be_empty || result.router_values("threshold") != nullptr)
+    add_shares(result.activations, may_be_empty, record);
+  for (const auto& [name, by_layer] : result.router)
+    values.emplace_back("moe/" + name, shared_or_mean(by_layer));
+  const auto layers = static_cast<size_t>(result.activations.num_layers());
+  const size_t by_id = layers - result.scales.size();  // first layers, without theta
+  for (size_t layer = 0; layer < layers; ++layer) {
+    add_activations("moe/" + layer_key(layer, ""), result.activations.summary(static_cast<int64_t>(layer)),
+                    record);
+    for (const auto& [name, by_layer] : result.router)
+      values.emplace_back("moe/" + layer_key(layer, name.c_str()), by_layer[by_layer.size() > 1 ? layer : 0]);
+    if (!result.scales.empty() && layer >= by_id)
+      values.emplace_back("moe/" + layer_key(layer, "scale"), result.scales[layer - by_id]);
+  }
+}
+
+void add_held_out_routing(const std::string& prefix, const moe::ActivationStatistics& activations,
+                          runs::MetricRecord& record) {
+  if (activations.num_layers() == 0) return;
+  const moe::ActivationSummary all = activations.summary();
+  record.values.emplace_back(prefix + "active_experts", all.mean);
+  record.values.emplace_back(prefix + "active_experts_std", all.deviation);
+  record.values.emplace_back(prefix + "token_mean_std", activations.token_mean_deviation());
+}
+
+runs::MetricRecord record_now(int64_t step, int64_t tokens) {
+  const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
+  return {step, tokens, std::chrono::duration<double>(since_1970).count(), {}};
+}
+
+// Adds train/… and, for a model with routers, moe/… in total and per layer.
+void add_step(const StepResult& result, const config::ModelConfig& model, runs::MetricRecord& record) {
+  auto& values = record.values;
+  values.emplace_back("train/loss", result.loss);
+  for (const auto& [name, value] : result.losses) values.emplace_back("train/" + name, value);
+  values.emplace_back("train/lr", result.lr);
+  values.emplace_back("train/grad_norm", result.grad_norm);
+  values.emplace_back("train/skipped_steps", static_cast<double>(result.skipped_steps));
+  if (result.activations.num_layers() > 0) add_routing(result, model, record);
+}
+
+// Adds data/… if sources have weights: their use up to `position`.
+void add_sources(const models::TrainingData& data, int64_t position, runs::MetricRecord& record) {
+  if (!data.sources) return;
+  for (const models::SourceUse& use : data.sources->use(static_cast<uint64_t>(position))) {
+    record.values.emplace_back("data/" + use.name + "/share", use.share);
+    record.values.emplace_back("data/" + use.name + "/epoch", use.epochs);
+  }
+}
+
+// Adds train/active_flops, as `plan` counts them for the pairs of all steps so far, and, for a model with
+// routers, train/active_experts_mean.
+void add_work(const StepResult& result, const plan::Plan& plan, runs::MetricRecord& record) {
+  const auto tokens = static_cast<double>(result.tokens), pairs = static_cast<double>(result.assignments);
+  const auto layers = static_cast<double>(result.activations.num_layers());
+  double flops = tokens * static_cast<double>(plan.fixed_flops_per_token);
+  if (layers > 0) {
+    flops += pairs * (static_cast<double>(plan.flops_per_expert) / layers);
+    record.values.emplace_back("train/active_experts_mean", pairs / (tokens * layers));
+  }
+  record.values.emplace_back("train/active_flops", flops);
+}
+
+// Adds throughput/…, memory/… and, with several ranks, comm/…. data_share: the share of the step spent
+// waiting for data.
+void add_rates(const StepRates& rates, double data_share, runs::MetricRecord& record) {
+  auto& values = record.values;
+  values.emplace_back("throughput/tokens_per_second", rates.tokens_per_second);
+  values.emplace_back("throughput/seconds", rates.seconds);
+  values.emplace_back("throughput/tflops", rates.tflops);
+  if (rates.mfu) values.emplace_back("throughput/mfu", *rates.mfu);
+  values.emplace_back("throughput/data_share", data_share);
+  values.emplace_back("memory/resident_bytes", static_cast<double>(rates.memory_bytes));
+  values.emplace_back("memory/peak_bytes", static_cast<double>(rates.memory_peak_bytes));
+  if (rates.sent_bytes) values.emplace_back("comm/bytes", *rates.sent_bytes);
+  if (rates.exposed_share) values.emplace_back("comm/exposed_share", *rates.exposed_share);
+}
+
+void add_validation(const models::ValidationResult& result, runs::MetricRecord& record) {
+  record.values.emplace_back("val/loss", result.loss);
+  if (result.ema_loss) record.values.emplace_back("val/ema_loss", *result.ema_loss);
+  for (const models::ValidationGroup& group : result.groups) {
+    record.values.emplace_back("val/loss_" + group.name, group.loss);
+    if (group.active_experts_L.empty()) continue;
+    const auto& active_L = group.active_experts_L;
+    const double sum = std::accumulate(active_L.begin(), active_L.end(), 0.0);
+    record.values.emplace_back("val/active_experts_" + group.name,
+                               sum / static_cast<double>(active_L.size()));
+  }
+  add_held_out_routing("val/", result.activations, record);
+  for (int64_t layer = 0; layer < result.activations.num_layers(); ++layer) {
+    record.values.emplace_back("val/" + layer_key(static_cast<size_t>(layer), "active_experts"),
+                               result.activations.summary(layer).mean);
+  }
+  if (result.mixture_loss) record.values.emplace_back("val/mixture_loss", *result.mixture_loss);
+  for (const models::ValidationSource& source : result.sources) {
+    const std::string prefix = "val/" + source.name + "/";
+    record.values.emplace_back(prefix + "loss", source.loss);
+    add_held_out_routing(prefix, source.activations, record);
+  }
+}
+
+// 2.9e-3 rather than printf's 2.9e-03.
+std::string scientific(double value) {
+  std::string text = format("%.1e", value);
+  const size_t exponent = text.find('e') + 2;
+  if (text[exponent] == '0') text.erase(exponent, 1);
+  if (text[exponent - 1] == '+') text.erase(exponent - 1, 1);
+  return text;
+}
+
+std::string threshold_text(const std::vector<double>& thresholds) {
+  const auto [low, high] = std::minmax_element(thresholds.begin(), thresholds.end());
+  const std::string least = format("%.3f", *low), most = format("%.3f", *high);
+  return least == most ? least : least + "-" + most;
+}
+
+std::string routing_text(const config::RunConfig& config, const StepResult& result) {
+  const config::RoutingConfig& routing = config.routing;
+  if (result.activations.num_layers() == 0) return "";
+  const moe::ActivationSummary summary = result.activations.summary();
+  std::string text = format(" | experts %.2f", summary.mean);
+  if (config::holds_target(routing.method))
+    text += format("/%.3g", config::mean_experts_at(routing, result.step - 1, config.training.steps));
+  if (const auto* p = result.router_values("threshold")) text.append(" | p ").append(threshold_text(*p));
+  return text.append(format(" | imbalance %.1f", summary.imbalance));
+}
+
 }  // namespace
 
 RunSaver::RunSaver(const Trainer& trainer, const config::RunConfig& config,
@@ -111,8 +275,8 @@ void RunSaver::allocate_snapshot(uint64_t bytes, uint64_t room) {
   const auto text = [](uint64_t count) { return format_bytes(static_cast<double>(count)); };
   const bool fits = bytes <= room;
   if (!fits && config_.checkpoint.asynchronous == config::Asynchronous::kTrue)
-    throw ResourceError("checkpoint.asynchronous: its snapshot needs " + text(bytes) + " of memory and " +
-                        text(room) + " are left; set it to false");
+    throw ResourceError("checkpoint.asynchronous: its snapshot needs ", text(bytes), " of memory and ",
+                        text(room), " are left; set it to false");
   if (distributed::any_of(*groups_.world, !fits))
     return log_.message("training waits while checkpoints are written: no memory for a snapshot of " +
                         text(bytes));
@@ -204,10 +368,6 @@ Run::Run(const config::RunConfig& config, Trainer& trainer, runs::RunDirectory& 
       saver_(trainer, config, groups_, directory, metrics_, log),
       budget_(config.routing, config.training.steps) {}
 
-void Run::add(std::unique_ptr<Periodic> evaluation) {
-  if (evaluation) evaluations_.push_back(std::move(evaluation));
-}
-
 void Run::profile(int64_t steps) {
   if (!groups_.device.is_cpu())
     throw UsageError(
@@ -250,9 +410,8 @@ int64_t Run::last_step() const {
   if (profile_steps_ == 0) return config_.training.steps;
   const int64_t left = config_.training.steps - trainer_.state().step;
   if (left < profile_steps_)
-    throw UsageError("--profile " + std::to_string(profile_steps_) + ": " + config_.output + " has " +
-                     std::to_string(left) + " of its " + std::to_string(config_.training.steps) +
-                     " steps left; choose another output, or fewer steps");
+    throw UsageError("--profile ", profile_steps_, ": ", config_.output, " has ", left, " of its ",
+                     config_.training.steps, " steps left; choose another output, or fewer steps");
   return trainer_.state().step + profile_steps_;
 }
 
@@ -276,8 +435,12 @@ void Run::open_outputs(bool resumed) {
     rates_ = {yardstick.matrix_rate, device::measure_memory_rate()};
   }
   log_.message(run_line(config_, plan_, profile_steps_ > 0 ? profile_steps_ : config_.training.steps));
-  log_.message(device_line(device::describe_device(device), type == at::kBFloat16 ? "bf16" : "fp32",
-                           yardstick, config_.output));
+  const auto gflops = [](double rate) { return static_cast<int64_t>(rate / 1e9); };
+  log_.message(concat(
+      "training on ", device::describe_device(device), " in ", (type == at::kBFloat16 ? "bf16" : "fp32"),
+      ", measured at ", gflops(yardstick.matrix_rate), " GFLOP/s",
+      (yardstick.peak_rate ? concat(" (data sheet: ", gflops(*yardstick.peak_rate), ")") : ""),
+      "; output: ", config_.output));
   if (trainer_.data().validation_samples == 0 && config_.validation.every > 0)
     log_.message("no data.validation: training without validation");
 }
@@ -298,20 +461,20 @@ void Run::train_step() {
     recording.reset();
     if (stopped) stop_here();
   } catch (const c10::OutOfMemoryError&) {
-    out_of_memory();
+    const config::Device device = groups_.device.is_cpu() ? config::Device::kCpu : config::Device::kCuda;
+    throw ResourceError(
+        out_of_memory_line(config_, plan::largest_micro_batch(config_, plan_.dims, device, memory_)));
   }
   // On a device, one step stays in flight while the host continues. The number is fixed: if it depended on
   // arrivals, the state at the start of a step would depend on timing.
   take_results(groups_.device.is_cpu() || traced ? 0 : 1);
-  if (trace) save_trace(*trace);
+  if (trace) {
+    const std::filesystem::path path = std::filesystem::path(config_.output) / "trace.json";
+    trace->save(path);
+    log_.message(concat("step ", config_.logging.trace_step, " is recorded in ", path,
+                        "; open it at https://ui.perfetto.dev"));
+  }
   if (stop_requested_) stop_here();
-}
-
-void Run::save_trace(StepTrace& trace) {
-  const std::filesystem::path path = std::filesystem::path(config_.output) / "trace.json";
-  trace.save(path);
-  log_.message("step " + std::to_string(config_.logging.trace_step) + " is recorded in " + path.string() +
-               "; open it at https://ui.perfetto.dev");
 }
 
 std::string Run::save_profile() const {
@@ -323,8 +486,8 @@ std::string Run::save_profile() const {
        std::max(rates_.bytes, device::measure_memory_rate())});
   write_file_atomically(folder / "profile.txt", table);
   profile_->save_trace(folder / "trace.json");
-  log_.message("the parts of a step are in " + (folder / "profile.txt").string() + ", its operators in " +
-               (folder / "trace.json").string() + "; open that at https://ui.perfetto.dev");
+  log_.message(concat("the parts of a step are in ", folder / "profile.txt", ", its operators in ",
+                      folder / "trace.json", "; open that at https://ui.perfetto.dev"));
   return table;
 }
 
@@ -332,9 +495,21 @@ void Run::take_results(size_t in_flight) {
   while (const auto result = trainer_.next_result(in_flight)) {
     unsaved_ = true;
     record(*result);
-    if (result->skipped) log_.message(skipped_line(*result, config_.output));
+    if (result->skipped)
+      log_.message(concat("step ", result->step,
+                          " was skipped: its loss or gradient is not finite or too large (",
+                          result->consecutive_skips, " in a row); see dtopp replay ", config_.output,
+                          " --step ", result->step));
     stop_requested_ = stop_requested_ || (result->stop_requested && groups_.size() > 1);
-    if (gives_up(*result, config_.training)) give_up(*result);
+    if (!gives_up(*result, config_.training)) continue;
+    while (const auto later = trainer_.next_result(0)) record(*later);
+    save_now();
+    throw NumericalError(
+        "step ", result->step, ": ", result->consecutive_skips,
+        " non-finite steps in a row (training.max_skips ", config_.training.max_skips,
+        "); lower optimizer.lr or check the data; the parameters before the skipped steps are "
+        "in ",
+        saver_.newest_checkpoint());
   }
 }
 
@@ -352,7 +527,10 @@ void Run::record(const StepResult& result) {
   add_sources(trainer_.data(), result.sample_position, record);
   add_work(result, plan_, record);
   add_rates(speed, result.data_seconds / result.seconds, record);
-  if (const auto times = saver_.take_times()) add_saving(*times, record);
+  if (const auto times = saver_.take_times()) {
+    record.values.emplace_back("checkpoint/stall_seconds", times->stall);
+    record.values.emplace_back("checkpoint/write_seconds", times->write);
+  }
   metrics_->write(record);
 }
 
@@ -363,18 +541,6 @@ void Run::show(const StepResult& result, const StepRates& speed, bool is_last) {
   if (!stays && !log_.on_terminal()) return;
   const std::string line = console_line(config_, result.step, result, speed);
   stays ? log_.line(line) : log_.status(line);
-}
-
-void Run::out_of_memory() const {
-  const config::Device device = groups_.device.is_cpu() ? config::Device::kCpu : config::Device::kCuda;
-  throw ResourceError(
-      out_of_memory_line(config_, plan::largest_micro_batch(config_, plan_.dims, device, memory_)));
-}
-
-void Run::give_up(const StepResult& result) {
-  while (const auto later = trainer_.next_result(0)) record(*later);
-  save_now();
-  throw NumericalError(given_up_line(config_, result, saver_.newest_checkpoint()));
 }
 
 // True before the first step, every validation.every steps and after the last step.
@@ -453,203 +619,19 @@ void Run::stop_here() {
   }
   cluster_.begin(trainer_.state().step, "save");
   saver_.wait();
-  const std::string cause = stop_.is_past_deadline() ? "training.max_hours has passed: " : "";
-  throw Stopped(cause + "stopped at step " + std::to_string(trainer_.state().step) + ", saved as " +
-                saver_.newest_checkpoint().string() + "; run the same command again to resume");
+  throw Stopped(stop_.is_past_deadline() ? "training.max_hours has passed: " : "", "stopped at step ",
+                trainer_.state().step, ", saved as ", saver_.newest_checkpoint(),
+                "; run the same command again to resume");
 }
-
-namespace {
-
-std::string layer_key(size_t layer, const char* name) { return format("layer_%02zu/%s", layer, name); }
-
-void add_activations(const std::string& prefix, const moe::ActivationSummary& summary,
-                     runs::MetricRecord& record) {
-  record.values.emplace_back(prefix + "active_experts", summary.mean);
-  record.values.emplace_back(prefix + "active_experts_std", summary.deviation);
-  record.values.emplace_back(prefix + "imbalance", summary.imbalance);
-  record.values.emplace_back(prefix + "dead_experts", static_cast<double>(summary.dead_experts));
-}
-
-// The value that all layers share, or their mean.
-double shared_or_mean(const std::vector<double>& values) {
-  if (values.size() == 1) return values[0];
-  double mean = 0;
-  for (const double value : values) mean += value / static_cast<double>(values.size());
-  return mean;
-}
-
-// Shares of all (token, layer) pairs.
-void add_shares(const moe::ActivationStatistics& activations, bool may_be_empty, runs::MetricRecord& record) {
-  const at::Tensor histogram = activations.histogram().sum(0).cpu();
-  const auto* pairs_N = histogram.const_data_ptr<int64_t>();
-  const auto all = static_cast<double>(activations.tokens() * activations.num_layers());
-  for (const runs::CountRange& range : runs::count_ranges(histogram.numel() - 1)) {
-    const int64_t pairs = std::reduce(pairs_N + range.first, pairs_N + range.last + 1);
-    record.values.emplace_back(range.metric(), static_cast<double>(pairs) / all);
-  }
-  if (may_be_empty) record.values.emplace_back("moe/empty_share", static_cast<double>(pairs_N[0]) / all);
-}
-
-void add_routing(const StepResult& result, const config::ModelConfig& model, runs::MetricRecord& record) {
-  auto& values = record.values;
-  const moe::ActivationSummary all = result.activations.summary();
-  add_activations("moe/", all, record);
-  if (model.shared_experts > 0)
-    values.emplace_back("moe/active_ffn", all.mean + static_cast<double>(model.shared_experts));
-  values.emplace_back("moe/token_mean_std", result.activations.token_mean_deviation());
-  // Otherwise every token has the same number of experts.
-  const bool may_be_empty = model.zero_experts > 0 || result.may_select_none;
-  if (may_be_empty || result.router_values("threshold") != nullptr)
-    add_shares(result.activations, may_be_empty, record);
-  for (const auto& [name, by_layer] : result.router)
-    values.emplace_back("moe/" + name, shared_or_mean(by_layer));
-  const auto layers = static_cast<size_t>(result.activations.num_layers());
-  const size_t by_id =
-      layers - result.scales.size();  // first layers, which route by token id and have no theta
-  for (size_t layer = 0; layer < layers; ++layer) {
-    add_activations("moe/" + layer_key(layer, ""), result.activations.summary(static_cast<int64_t>(layer)),
-                    record);
-    for (const auto& [name, by_layer] : result.router)
-      values.emplace_back("moe/" + layer_key(layer, name.c_str()), by_layer[by_layer.size() > 1 ? layer : 0]);
-    if (!result.scales.empty() && layer >= by_id)
-      values.emplace_back("moe/" + layer_key(layer, "scale"), result.scales[layer - by_id]);
-  }
-}
-
-void add_held_out_routing(const std::string& prefix, const moe::ActivationStatistics& activations,
-                          runs::MetricRecord& record) {
-  if (activations.num_layers() == 0) return;
-  const moe::ActivationSummary all = activations.summary();
-  record.values.emplace_back(prefix + "active_experts", all.mean);
-  record.values.emplace_back(prefix + "active_experts_std", all.deviation);
-  record.values.emplace_back(prefix + "token_mean_std", activations.token_mean_deviation());
-}
-
-}  // namespace
-
-runs::MetricRecord record_now(int64_t step, int64_t tokens) {
-  const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
-  return {step, tokens, std::chrono::duration<double>(since_1970).count(), {}};
-}
-
-void add_step(const StepResult& result, const config::ModelConfig& model, runs::MetricRecord& record) {
-  auto& values = record.values;
-  values.emplace_back("train/loss", result.loss);
-  for (const auto& [name, value] : result.losses) values.emplace_back("train/" + name, value);
-  values.emplace_back("train/lr", result.lr);
-  values.emplace_back("train/grad_norm", result.grad_norm);
-  values.emplace_back("train/skipped_steps", static_cast<double>(result.skipped_steps));
-  if (result.activations.num_layers() > 0) add_routing(result, model, record);
-}
-
-void add_sources(const models::TrainingData& data, int64_t position, runs::MetricRecord& record) {
-  if (!data.sources) return;
-  for (const models::SourceUse& use : data.sources->use(static_cast<uint64_t>(position))) {
-    record.values.emplace_back("data/" + use.name + "/share", use.share);
-    record.values.emplace_back("data/" + use.name + "/epoch", use.epochs);
-  }
-}
-
-void add_work(const StepResult& result, const plan::Plan& plan, runs::MetricRecord& record) {
-  const auto tokens = static_cast<double>(result.tokens), pairs = static_cast<double>(result.assignments);
-  const auto layers = static_cast<double>(result.activations.num_layers());
-  double flops = tokens * static_cast<double>(plan.fixed_flops_per_token);
-  if (layers > 0) {
-    flops += pairs * (static_cast<double>(plan.flops_per_expert) / layers);
-    record.values.emplace_back("train/active_experts_mean", pairs / (tokens * layers));
-  }
-  record.values.emplace_back("train/active_flops", flops);
-}
-
-void add_rates(const StepRates& rates, double data_share, runs::MetricRecord& record) {
-  auto& values = record.values;
-  values.emplace_back("throughput/tokens_per_second", rates.tokens_per_second);
-  values.emplace_back("throughput/seconds", rates.seconds);
-  values.emplace_back("throughput/tflops", rates.tflops);
-  if (rates.mfu) values.emplace_back("throughput/mfu", *rates.mfu);
-  values.emplace_back("throughput/data_share", data_share);
-  values.emplace_back("memory/resident_bytes", static_cast<double>(rates.memory_bytes));
-  values.emplace_back("memory/peak_bytes", static_cast<double>(rates.memory_peak_bytes));
-  if (rates.sent_bytes) values.emplace_back("comm/bytes", *rates.sent_bytes);
-  if (rates.exposed_share) values.emplace_back("comm/exposed_share", *rates.exposed_share);
-}
-
-void add_saving(const SaveTimes& times, runs::MetricRecord& record) {
-  record.values.emplace_back("checkpoint/stall_seconds", times.stall);
-  record.values.emplace_back("checkpoint/write_seconds", times.write);
-}
-
-void add_validation(const models::ValidationResult& result, runs::MetricRecord& record) {
-  record.values.emplace_back("val/loss", result.loss);
-  if (result.ema_loss) record.values.emplace_back("val/ema_loss", *result.ema_loss);
-  for (const models::ValidationGroup& group : result.groups) {
-    record.values.emplace_back("val/loss_" + group.name, group.loss);
-    if (group.active_experts_L.empty()) continue;
-    double sum = 0;
-    for (const double active : group.active_experts_L) sum += active;
-    record.values.emplace_back("val/active_experts_" + group.name,
-                               sum / static_cast<double>(group.active_experts_L.size()));
-  }
-  add_held_out_routing("val/", result.activations, record);
-  for (int64_t layer = 0; layer < result.activations.num_layers(); ++layer) {
-    record.values.emplace_back("val/" + layer_key(static_cast<size_t>(layer), "active_experts"),
-                               result.activations.summary(layer).mean);
-  }
-  if (result.mixture_loss) record.values.emplace_back("val/mixture_loss", *result.mixture_loss);
-  for (const models::ValidationSource& source : result.sources) {
-    const std::string prefix = "val/" + source.name + "/";
-    record.values.emplace_back(prefix + "loss", source.loss);
-    add_held_out_routing(prefix, source.activations, record);
-  }
-}
-
-namespace {
-
-// 2.9e-3 rather than printf's 2.9e-03.
-std::string scientific(double value) {
-  std::string text = format("%.1e", value);
-  const size_t exponent = text.find('e') + 2;
-  if (text[exponent] == '0') text.erase(exponent, 1);
-  if (text[exponent - 1] == '+') text.erase(exponent - 1, 1);
-  return text;
-}
-
-std::string threshold_text(const std::vector<double>& thresholds) {
-  const auto [low, high] = std::minmax_element(thresholds.begin(), thresholds.end());
-  const std::string least = format("%.3f", *low), most = format("%.3f", *high);
-  return least == most ? least : least + "-" + most;
-}
-
-std::string routing_text(const config::RunConfig& config, const StepResult& result) {
-  const config::RoutingConfig& routing = config.routing;
-  if (result.activations.num_layers() == 0) return "";
-  const moe::ActivationSummary summary = result.activations.summary();
-  std::string text = format(" | experts %.2f", summary.mean);
-  if (config::holds_target(routing.method))
-    text += format("/%.3g", config::mean_experts_at(routing, result.step - 1, config.training.steps));
-  if (const auto* p = result.router_values("threshold")) text.append(" | p ").append(threshold_text(*p));
-  return text.append(format(" | imbalance %.1f", summary.imbalance));
-}
-
-}  // namespace
 
 std::string run_line(const config::RunConfig& config, const plan::Plan& plan, int64_t steps) {
   const auto count = [](auto number) { return format_count(static_cast<double>(number)); };
   std::string line = count(plan.parameters) + " parameters";
   if (plan.active_parameters != plan.parameters)
     line += ", " + count(plan.active_parameters) + " active per token";
-  return line + "; " + std::to_string(steps) + " steps of " +
-         std::to_string(config.training.global_batch_size) + " x " +
-         std::to_string(config.model.tokens_per_sample()) +
-         " tokens: " + count(plan.tokens_per_step * static_cast<uint64_t>(steps)) + " tokens";
-}
-
-std::string device_line(const std::string& device, const std::string& precision,
-                        const StepYardstick& yardstick, const std::string& output) {
-  const auto gflops = [](double rate) { return std::to_string(static_cast<int64_t>(rate / 1e9)); };
-  return "training on " + device + " in " + precision + ", measured at " + gflops(yardstick.matrix_rate) +
-         " GFLOP/s" + (yardstick.peak_rate ? " (data sheet: " + gflops(*yardstick.peak_rate) + ")" : "") +
-         "; output: " + output;
+  return concat(line, "; ", steps, " steps of ", config.training.global_batch_size, " x ",
+                config.model.tokens_per_sample(),
+                " tokens: ", count(plan.tokens_per_step * static_cast<uint64_t>(steps)), " tokens");
 }
 
 std::string console_line(const config::RunConfig& config, int64_t step, const StepResult& result,
@@ -681,30 +663,14 @@ std::string validation_line(int64_t step, const models::ValidationResult* loss,
   return "validation at step " + std::to_string(step) + ":" + parts;
 }
 
-std::string skipped_line(const StepResult& result, const std::string& output) {
-  return "step " + std::to_string(result.step) +
-         " was skipped: its loss or gradient is not finite or too large (" +
-         std::to_string(result.consecutive_skips) + " in a row); see dtopp replay " + output + " --step " +
-         std::to_string(result.step);
-}
-
 std::string out_of_memory_line(const config::RunConfig& config, std::optional<int64_t> planned) {
   const int64_t size = config.training.micro_batch_size;
   const bool recomputes = config.training.recompute == config::Recompute::kLayer;
-  const std::string smaller = size == 1
-                                  ? "make the model smaller"
-                                  : "lower training.micro_batch_size to " +
-                                        std::to_string(planned && *planned < size ? *planned : size / 2);
-  return "out of memory with training.micro_batch_size=" + std::to_string(size) + ": " +
-         (recomputes ? "" : "set training.recompute to layer, or ") + smaller;
-}
-
-std::string given_up_line(const config::RunConfig& config, const StepResult& result,
-                          const std::filesystem::path& checkpoint) {
-  return "step " + std::to_string(result.step) + ": " + std::to_string(result.consecutive_skips) +
-         " non-finite steps in a row (training.max_skips " + std::to_string(config.training.max_skips) +
-         "); lower optimizer.lr or check the data; the parameters before the skipped steps are in " +
-         checkpoint.string();
+  const int64_t smaller = planned && *planned < size ? *planned : size / 2;
+  return concat(
+      "out of memory with training.micro_batch_size=", size, ": ",
+      (recomputes ? "" : "set training.recompute to layer, or "),
+      (size == 1 ? "make the model smaller" : concat("lower training.micro_batch_size to ", smaller)));
 }
 
 }  // namespace dtopp::train

@@ -27,15 +27,16 @@
 
 namespace dtopp::train {
 
-// Saves a run's checkpoints from all its ranks, while training waits or while it continues.
-
 // The seconds that one checkpoint took.
 struct SaveTimes {
   double stall = 0;  // training waited
   double write = 0;  // until the checkpoint was complete
 };
 
-// Each rank has one. A checkpoint holds everything that the run in config.output needs to resume; each rank
+// Saves a run's checkpoints from all its ranks, while training waits or while it continues. Each rank has
+// one.
+//
+// A checkpoint holds everything that the run in config.output needs to resume; each rank
 // writes its part. Before each save, read the results of all steps (Trainer::next_result), because they are
 // part of the state. Older checkpoints stay valid if saving fails.
 //
@@ -107,12 +108,11 @@ class RunSaver {
   std::future<Written> pending_;
 };
 
-// Work that a run repeats between its steps, such as tasks or sample grids (eval/in_training).
-
 // Names and values: {"hellaswag/accuracy", 0.31} becomes eval/hellaswag/accuracy in metrics.jsonl.
 using Measurements = std::vector<std::pair<std::string, double>>;
 
-// An evaluation must not change training results: run() draws no random numbers of the training and leaves
+// Work that a run repeats between its steps, such as tasks or sample grids (eval/in_training). It must not
+// change training results: run() draws no random numbers of the training and leaves
 // the trainer as it was.
 class Periodic {
  public:
@@ -146,7 +146,9 @@ class Run {
       const StopToken& stop);
 
   // Adds an evaluation; null: none. Call it before train(), with the same evaluations on all ranks.
-  void add(std::unique_ptr<Periodic> evaluation);
+  void add(std::unique_ptr<Periodic> evaluation) {
+    if (evaluation) evaluations_.push_back(std::move(evaluation));
+  }
 
   // Ends the run after that many steps and writes profile.txt and trace.json (profile.h), on rank 0.
   // Call it before train(), with the same number on all ranks. UsageError if the device is not a CPU.
@@ -165,24 +167,17 @@ class Run {
   RunSummary train();
 
  private:
-  // Opens the files of rank 0.
   void open_outputs(bool resumed);
   void train_step();
   bool next_is_traced() const { return trainer_.state().step + 1 == config_.logging.trace_step; }
-  void save_trace(StepTrace& trace);
-  // The step after which train() returns. UsageError if fewer steps are left than profile() asks for.
   int64_t last_step() const;
-  // Writes the profile's files and returns its table.
-  std::string save_profile() const;
+  std::string save_profile() const;  // returns its table
   // Processes results until at most `in_flight` issued steps are left.
   void take_results(size_t in_flight);
   void record(const StepResult& result);
   // Prints the step's line: on a terminal in place of the last one, elsewhere every logging.console_every
   // steps.
   void show(const StepResult& result, const StepRates& speed, bool is_last);
-  // Names the micro-batch size to lower training.micro_batch_size to.
-  [[noreturn]] void out_of_memory() const;
-  [[noreturn]] void give_up(const StepResult& result);
   bool validation_is_due() const;
   bool is_due(const Periodic& evaluation) const { return evaluation.is_due(trainer_.state(), finished()); }
   bool anything_is_due() const;
@@ -226,41 +221,12 @@ class Run {
   bool unsaved_ = false;         // whether the trainer's state is newer than the last save's
 };
 
-// Writes steps and validations to metrics.jsonl, under the names of docs/reference/metrics.md.
-
-// An empty record with the current time.
-runs::MetricRecord record_now(int64_t step, int64_t tokens);
-
-// Adds train/… and, for a model with routers, moe/… in total and per layer.
-void add_step(const StepResult& result, const config::ModelConfig& model, runs::MetricRecord& record);
-
-// Adds data/… if sources have weights: their use up to `position`.
-void add_sources(const models::TrainingData& data, int64_t position, runs::MetricRecord& record);
-
-// Adds train/active_flops, as `plan` counts them for the pairs of all steps so far, and, for a model with
-// routers, train/active_experts_mean.
-void add_work(const StepResult& result, const plan::Plan& plan, runs::MetricRecord& record);
-
-// Adds throughput/…, memory/… and, with several ranks, comm/…. data_share: the share of the step spent
-// waiting for data.
-void add_rates(const StepRates& rates, double data_share, runs::MetricRecord& record);
-
-// Adds checkpoint/….
-void add_saving(const SaveTimes& times, runs::MetricRecord& record);
-
-// Adds val/….
-void add_validation(const models::ValidationResult& result, runs::MetricRecord& record);
-
-// Formats the console lines of a run.
-
+// The console lines of a run:
+//
 // 1.51M parameters, 0.91M active per token; 300 steps of 4 x 256 tokens: 307k tokens
 //
 // `steps` are those that this process trains; a profile trains only a few of the run's.
 std::string run_line(const config::RunConfig& config, const plan::Plan& plan, int64_t steps);
-
-// The run's device with its speed, the precision and the output.
-std::string device_line(const std::string& device, const std::string& precision,
-                        const StepYardstick& yardstick, const std::string& output);
 
 // step 120/300 | loss 5.123 | 5.12k tok/s | 1m27s, 2m10s left | experts 4.02/4 | p 0.412 | imbalance 1.8 |
 // grad 0.84 | lr 2.9e-3 | 1.2 GB
@@ -277,14 +243,8 @@ std::string console_line(const config::RunConfig& config, int64_t step, const St
 // `loss` is null without validation data. A dense model has no active experts.
 std::string validation_line(int64_t step, const models::ValidationResult* loss, const Measurements& measured);
 
-std::string skipped_line(const StepResult& result, const std::string& output);
-
 // `planned` is the largest micro-batch that the plan fits into memory. If it is not smaller than the size
 // that ran out of memory, the line names half of that size.
 std::string out_of_memory_line(const config::RunConfig& config, std::optional<int64_t> planned);
-
-// The reason for ending a run with non-finite steps, and the location of the parameters before them.
-std::string given_up_line(const config::RunConfig& config, const StepResult& result,
-                          const std::filesystem::path& checkpoint);
 
 }  // namespace dtopp::train

@@ -4,9 +4,7 @@
 #include <array>
 #include <map>
 #include <sstream>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 #include <sys/stat.h>
@@ -20,7 +18,6 @@
 #include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/config/config.h"
 #include "dtopp/device/device.h"
-#include "dtopp/distributed/rank_agreement.h"
 #include "dtopp/models/make_model.h"
 #include "dtopp/moe/make_router.h"
 #include "dtopp/ops/core/host_copy.h"
@@ -43,102 +40,6 @@ std::string describe(const Shapes& shapes, const std::string& name) {
 
 bool is_down(const ParameterSpec& spec) { return spec.name.ends_with("down_proj"); }
 
-}  // namespace
-
-// The tensor in the checkpoint that a parameter is made of.
-struct InitialParameters::Stored {
-  std::string name;
-  std::vector<int64_t> shape;
-};
-
-bool InitialParameters::is_new(const ParameterSpec& spec) const {
-  if (spec.role == ParameterRole::kRouter) return source_config_.model.is_dense();
-  if (spec.role != ParameterRole::kRouterScale) return false;
-  return source_config_.model.is_dense() ||
-         source_config_.routing.normalization == config::Normalization::kFixed;
-}
-
-bool InitialParameters::is_upcycled(const ParameterSpec& spec) const {
-  return spec.role == ParameterRole::kExpert && source_config_.model.is_dense();
-}
-
-int64_t InitialParameters::slices() const {
-  const int64_t dense = source_config_.model.ffn_hidden_size, expert = here_.model.ffn_hidden_size;
-  return dense % expert == 0 && here_.model.num_experts % (dense / expert) == 0 ? dense / expert : 1;
-}
-
-InitialParameters::Stored InitialParameters::stored(const ParameterSpec& spec) const {
-  if (!is_upcycled(spec)) return {spec.name, spec.shape};
-  constexpr std::string_view kExperts = "experts.";
-  std::string name = spec.name + ".weight";
-  name.erase(name.rfind(kExperts), kExperts.size());
-  const int64_t rows = spec.shape[1], columns = spec.shape[2], m = slices();
-  if (is_down(spec)) return {name, {rows, m * columns}};
-  return {name, {m * rows, columns}};
-}
-
-void InitialParameters::require_fit(const std::vector<ParameterSpec>& specs) const {
-  Shapes there, here;
-  for (const ParameterSpec& spec : models::make_model(source_config_).parameters)
-    there.emplace(spec.name, spec.shape);
-  for (const ParameterSpec& spec : specs) {
-    if (is_new(spec)) continue;
-    const Stored tensor = stored(spec);
-    here.emplace(tensor.name, tensor.shape);
-  }
-  for (const auto* shapes : {&here, &there}) {
-    for (const auto& [name, shape] : *shapes) {
-      if (describe(here, name) == describe(there, name)) continue;
-      throw UsageError("training.initialize_from: " + checkpoint_.path().string() +
-                       " has another model: " + name + " is " + describe(there, name) + " there and " +
-                       describe(here, name) + " here; " +
-                       (name.ends_with("gate.scale") ? "use its routing.normalization"
-                                                     : "choose a checkpoint of the same model"));
-    }
-  }
-}
-
-void InitialParameters::fill(const ParameterSpec& spec, at::Tensor& whole) const {
-  if (is_new(spec)) {
-    parameters::initialize(spec, static_cast<uint64_t>(here_.training.seed), whole);
-    if (spec.role != ParameterRole::kRouter) return;
-    // [copies, m, D] without the rows of zero experts
-    const at::Tensor rows =
-        whole.narrow(0, 0, here_.model.num_experts).view({-1, slices(), here_.model.hidden_size});
-    rows.copy_(rows.narrow(1, 0, 1).clone());
-    return;
-  }
-  const Stored tensor = stored(spec);
-  const std::span<const std::byte> bytes = checkpoint_.parameter(tensor.name, tensor.shape);
-  if (!is_upcycled(spec)) return ops::copy_from_bytes(bytes, whole);
-  const at::Tensor dense = at::empty(tensor.shape, whole.options());
-  ops::copy_from_bytes(bytes, dense);
-  fill_experts(spec, dense, whole);
-}
-
-void InitialParameters::fill(moe::Router& router) const {
-  moe::load_expert_normalization(router, checkpoint_.router(), checkpoint_.path());
-}
-
-void InitialParameters::fill_experts(const ParameterSpec& spec, const at::Tensor& dense,
-                                     at::Tensor& whole) const {
-  const int64_t m = slices(), D = here_.model.hidden_size, F = here_.model.ffn_hidden_size;
-  // The slices of one copy, [m, 2F, D] or [m, D, F]
-  const at::Tensor parts = is_down(spec) ? dense.view({D, m, F}).transpose(0, 1) * m
-                                         : dense.view({2, m, F, D}).transpose(0, 1).reshape({m, 2 * F, D});
-  whole.view({-1, m, spec.shape[1], spec.shape[2]}).copy_(parts);
-  if (here_.training.upcycle_noise == 0) return;
-  ParameterSpec noise = spec;
-  noise.name = "noise of " + spec.name;
-  noise.initial = {parameters::Distribution::kTruncatedNormal,
-                   here_.training.upcycle_noise * parts.square().mean().sqrt().item<double>()};
-  at::Tensor drawn = at::empty_like(whole);
-  parameters::initialize(noise, static_cast<uint64_t>(here_.training.seed), drawn);
-  whole.add_(drawn);
-}
-
-namespace {
-
 // Everything by which a processor selects kernels.
 std::string kernels_on(const at::Device& device) {
   if (!device.is_cpu()) {
@@ -151,49 +52,6 @@ std::string kernels_on(const at::Device& device) {
          ", dtopp: " + kLoops[static_cast<size_t>(ops::widest_simd())] + (ops::has_amx() ? ", AMX)" : ")");
 }
 
-}  // namespace
-
-void check_configuration(const config::RunConfig& config, distributed::Collectives& ranks) {
-  if (const auto difference = distributed::find_difference(config::to_yaml(config), ranks)) {
-    std::string keys;
-    for (const std::string& key :
-         config::differing_keys(config::parse_run_config(difference->there, "its configuration"),
-                                config::parse_run_config(difference->first, "rank 0's")))
-      keys += (keys.empty() ? "" : ", ") + key;
-    throw distributed::RanksDiffer(
-        ExitStatus::kUsage, difference->name() + " has another configuration than rank 0 (different: " +
-                                keys + "); start all ranks with the same file and overrides");
-  }
-}
-
-void check_kernels(const config::RunConfig& config, const at::Device& device,
-                   distributed::Collectives& ranks) {
-  if (!config.parallel.reproducible || ranks.size() == 1) return;
-  if (const auto difference = distributed::find_difference(kernels_on(device), ranks))
-    throw distributed::RanksDiffer(ExitStatus::kUsage,
-                                   difference->name() + " computes on " + difference->there + ", rank 0 on " +
-                                       difference->first +
-                                       ", with other rounding; start all ranks on equal machines, or set "
-                                       "parallel.reproducible=false");
-}
-
-void check_data(const models::TrainingData& data, distributed::Collectives& ranks) {
-  std::string mine;
-  for (const auto* hashes : {&data.training_hashes, &data.validation_hashes})
-    for (const auto& [source, hash] : *hashes) mine.append(hash).append(" ").append(source).append("\n");
-  const auto difference = distributed::find_difference(mine, ranks);
-  if (!difference) return;
-  std::istringstream there(difference->there), first(difference->first);
-  std::string source, line;
-  while (std::getline(there, source) && std::getline(first, line) && source == line) {
-  }
-  throw distributed::RanksDiffer(ExitStatus::kData, difference->name() + " has other data than rank 0: " +
-                                                        source.substr(source.find(' ') + 1) +
-                                                        " has other content there; copy it again");
-}
-
-namespace {
-
 namespace fs = std::filesystem;
 
 // Identifies a file, as opposed to a copy of it, on all hosts that share its file system; empty if it is
@@ -201,8 +59,7 @@ namespace fs = std::filesystem;
 std::string identity_of(const fs::path& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return "";
-  return std::to_string(status.st_ino) + " " + std::to_string(status.st_ctim.tv_sec) + " " +
-         std::to_string(status.st_ctim.tv_nsec);
+  return concat(status.st_ino, " ", status.st_ctim.tv_sec, " ", status.st_ctim.tv_nsec);
 }
 
 // Part `part` of `parts`: the largest file first, each to the part with the fewest bytes.
@@ -224,14 +81,12 @@ ManifestFiles part_of(const ManifestFiles& files, size_t part, size_t parts) {
 constexpr char kDamaged = 'd', kUnreadable = 'u';
 
 // Verifies this rank's part of the checkpoint. Returns the same letter and error message on all ranks; empty:
-// no error.
-// Sets `shares` if this rank reads the same files as rank 0; other ranks verify nothing here.
+// no error. Sets `shares` if this rank reads the same files as rank 0; other ranks verify nothing here.
 std::string verify_part(const fs::path& path, checkpoint::CheckpointUse use, distributed::Collectives& ranks,
                         bool& shares) {
   const auto identities = distributed::gather_bytes(ranks, identity_of(path / kManifestName), "verify");
-  const auto rank = static_cast<std::ptrdiff_t>(ranks.rank());
-  shares = identities[static_cast<size_t>(rank)] == identities.front();
-  const auto before = std::count(identities.begin(), identities.begin() + rank, identities.front());
+  shares = identities[ranks.rank()] == identities.front();
+  const auto before = std::count(identities.begin(), identities.begin() + ranks.rank(), identities.front());
   const auto all = std::ranges::count(identities, identities.front());
   std::string wrong;
   try {
@@ -251,9 +106,8 @@ std::string verify_part(const fs::path& path, checkpoint::CheckpointUse use, dis
 // Ranks with copies of their own could hold another run's checkpoint of the same step.
 void require_same_copy(const checkpoint::Checkpoint& checkpoint, distributed::Collectives& ranks) {
   if (const auto difference = distributed::find_difference(checkpoint.hash(), ranks))
-    throw distributed::RanksDiffer(ExitStatus::kCheckpoint,
-                                   difference->name() + " has another " + checkpoint.path().string() +
-                                       " than rank 0; copy the folder of rank 0 there");
+    throw distributed::RanksDiffer(ExitStatus::kCheckpoint, difference->name(), " has another ",
+                                   checkpoint.path(), " than rank 0; copy the folder of rank 0 there");
 }
 
 // Opens on all ranks the checkpoint that find(verify) returns on rank 0.
@@ -295,17 +149,15 @@ bool may_change(const std::string& key) {
 
 void require_same_trunk(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& there,
                         const config::RunConfig& here) {
-  std::string keys;
-  for (const std::string& key : config::differing_keys(here, there)) {
-    if (!may_change(key)) keys += (keys.empty() ? "" : ", ") + key;
-  }
-  const std::string what = "training.cooldown_from: " + checkpoint.path().string();
+  std::vector<std::string> keys = config::differing_keys(here, there);
+  std::erase_if(keys, may_change);
+  const std::string what = concat("training.cooldown_from: ", checkpoint.path());
   if (!keys.empty())
-    throw UsageError(what + " has another configuration (different: " + keys +
+    throw UsageError(what, " has another configuration (different: ", joined(keys, ", "),
                      "); use the values of that run");
   if (checkpoint.state().step >= here.training.steps)
-    throw UsageError(what + " already has " + std::to_string(checkpoint.state().step) +
-                     " steps; set training.steps above " + std::to_string(checkpoint.state().step));
+    throw UsageError(what, " already has ", checkpoint.state().step, " steps; set training.steps above ",
+                     checkpoint.state().step);
 }
 
 void warn_of_other_past(const checkpoint::Checkpoint& checkpoint, const config::RunConfig& there,
@@ -316,8 +168,8 @@ void warn_of_other_past(const checkpoint::Checkpoint& checkpoint, const config::
     return format("%.6g", optim::learning_rate(config.optimizer, step, config.training.steps));
   };
   if (rate(there) != rate(here))
-    log.warning("step " + std::to_string(step) + " had a learning rate of " + rate(there) +
-                ", but this schedule gives " + rate(here) + "; choose schedules that agree at this step");
+    log.warning(concat("step ", step, " had a learning rate of ", rate(there), ", but this schedule gives ",
+                       rate(here), "; choose schedules that agree at this step"));
 }
 
 // With another tokenizer, token ids mean other words than those the parameters were trained on.
@@ -332,8 +184,8 @@ void warn_of_other_tokenizer(const checkpoint::Checkpoint& checkpoint, const mod
                              const ConsoleLog& log) {
   if (!checkpoint.has_tokenizer() || data.tokenizer_json.empty()) return;
   if (has_tokenizer(checkpoint, data.tokenizer_json)) return;
-  log.warning("data.train was prepared with another tokenizer than that of " + checkpoint.path().string() +
-              "; prepare it with --tokenizer " + checkpoint.tokenizer_path().string());
+  log.warning(concat("data.train was prepared with another tokenizer than that of ", checkpoint.path(),
+                     "; prepare it with --tokenizer ", checkpoint.tokenizer_path()));
 }
 
 // A run resumes only on the configuration, data and tokenizer of its checkpoint. Data may lie at another
@@ -344,19 +196,19 @@ void require_same_run(const checkpoint::Checkpoint& own, const config::RunConfig
   runs::require_same_configuration(
       own.path().string(), own.config(), config,
       trained_on.empty() ? runs::DataPaths::kCompared : runs::DataPaths::kIgnored);
-  const std::string trained = ", which " + own.path().string() +
-                              " was trained on; restore the data, or start a new run with "
-                              "training.cooldown_from or training.initialize_from";
+  const std::string trained = concat(", which ", own.path(),
+                                     " was trained on; restore the data, or start a new run with "
+                                     "training.cooldown_from or training.initialize_from");
   if (trained_on.empty())
     log.warning(own.path().string() + " does not record its data; not compared with data.train");
   for (size_t i = 0; i < trained_on.size(); ++i) {
     const auto& [source, hash] = data.training_hashes.at(i);
     if (hash != trained_on[i])
-      throw UsageError(format("data.train: %s has other content (%s) than %s%s", source.c_str(), hash.c_str(),
-                              trained_on[i].c_str(), trained.c_str()));
+      throw UsageError("data.train: ", source, " has other content (", hash, ") than ", trained_on[i],
+                       trained);
   }
   if (own.has_tokenizer() && !has_tokenizer(own, data.tokenizer_json))
-    throw UsageError("data.train: its tokenizer.json is not " + own.tokenizer_path().string() + trained);
+    throw UsageError("data.train: its tokenizer.json is not ", own.tokenizer_path(), trained);
 }
 
 // Opens the checkpoint that `key` names, as found by rank 0. Its error messages start with the key.
@@ -367,7 +219,7 @@ checkpoint::Checkpoint open_named(const char* key, const std::string& path, chec
       return std::optional(runs::open_checkpoint(path, log, use, verify));
     });
   } catch (const UsageError& error) {
-    throw UsageError(std::string(key) + ": " + error.what());
+    throw UsageError(key, ": ", error.what());
   }
 }
 
@@ -383,21 +235,21 @@ void cool_down(Trainer& trainer, const config::RunConfig& config, const checkpoi
 
 // The keys by which the same experts have other gates than in the source. A dense model counts as one with
 // gates that sum to 1. From fixed to dynamic, theta begins at 1, which changes no gate.
-std::string keys_of_other_gates(const config::RunConfig& there, const config::RunConfig& here) {
-  if (here.model.is_dense()) return "";
+std::vector<std::string> keys_of_other_gates(const config::RunConfig& there, const config::RunConfig& here) {
+  if (here.model.is_dense()) return {};
   const bool dense = there.model.is_dense();
   const config::RoutingConfig &before = there.routing, &after = here.routing;
-  std::string keys;
+  std::vector<std::string> keys;
   if (!dense && before.normalization != after.normalization &&
       !(before.normalization == config::Normalization::kFixed &&
         after.normalization == config::Normalization::kDynamic))
-    keys += ", routing.normalization";
+    keys.emplace_back("routing.normalization");
   if (!dense && before.expert_normalization != after.expert_normalization)
-    keys += ", routing.expert_normalization";
+    keys.emplace_back("routing.expert_normalization");
   if (after.renormalize != (dense ? config::Renormalize::kSum : before.renormalize))
-    keys += ", routing.renormalize";
-  if (after.gate_scale != (dense ? 1.0 : before.gate_scale)) keys += ", routing.gate_scale";
-  return keys.empty() ? "" : keys.substr(2);
+    keys.emplace_back("routing.renormalize");
+  if (after.gate_scale != (dense ? 1.0 : before.gate_scale)) keys.emplace_back("routing.gate_scale");
+  return keys;
 }
 
 std::string describe_source(const config::RunConfig& config) {
@@ -418,18 +270,128 @@ void start_from(Trainer& trainer, const config::RunConfig& config, const checkpo
   const InitialParameters initial(checkpoint, config);
   initial.require_fit(trainer.parameters().specs());
   warn_of_other_tokenizer(checkpoint, trainer.data(), log);
-  if (const std::string keys = keys_of_other_gates(initial.source_config(), config); !keys.empty())
-    log.warning("the same experts have other gates than in " + checkpoint.path().string() +
-                " (different: " + keys + ")");
+  if (const auto keys = keys_of_other_gates(initial.source_config(), config); !keys.empty())
+    log.warning(concat("the same experts have other gates than in ", checkpoint.path(),
+                       " (different: ", joined(keys, ", "), ")"));
   trainer.initialize_from(initial);
-  std::string line = "starting from the parameters of " + checkpoint.path().string() + " (" +
-                     describe_source(initial.source_config()) + ")";
+  std::string line = concat("starting from the parameters of ", checkpoint.path(), " (",
+                            describe_source(initial.source_config()), ")");
   if (!config.model.is_dense() && config::has_controller(config.routing.method))
     line += describe_start(config, trainer.solve_initial_thresholds());
   log.message(line);
 }
 
 }  // namespace
+
+bool InitialParameters::is_new(const ParameterSpec& spec) const {
+  if (spec.role == ParameterRole::kRouter) return source_config_.model.is_dense();
+  if (spec.role != ParameterRole::kRouterScale) return false;
+  return source_config_.model.is_dense() ||
+         source_config_.routing.normalization == config::Normalization::kFixed;
+}
+
+int64_t InitialParameters::slices() const {
+  const int64_t dense = source_config_.model.ffn_hidden_size, expert = here_.model.ffn_hidden_size;
+  return dense % expert == 0 && here_.model.num_experts % (dense / expert) == 0 ? dense / expert : 1;
+}
+
+std::pair<std::string, std::vector<int64_t>> InitialParameters::stored(const ParameterSpec& spec) const {
+  if (!is_upcycled(spec)) return {spec.name, spec.shape};
+  constexpr std::string_view kExperts = "experts.";
+  std::string name = spec.name + ".weight";
+  name.erase(name.rfind(kExperts), kExperts.size());
+  const int64_t rows = spec.shape[1], columns = spec.shape[2], m = slices();
+  if (is_down(spec)) return {name, {rows, m * columns}};
+  return {name, {m * rows, columns}};
+}
+
+void InitialParameters::require_fit(const std::vector<ParameterSpec>& specs) const {
+  Shapes there, here;
+  for (const ParameterSpec& spec : models::make_model(source_config_).parameters)
+    there.emplace(spec.name, spec.shape);
+  for (const ParameterSpec& spec : specs) {
+    if (!is_new(spec)) here.insert(stored(spec));
+  }
+  for (const auto* shapes : {&here, &there}) {
+    for (const auto& [name, shape] : *shapes) {
+      if (describe(here, name) == describe(there, name)) continue;
+      throw UsageError("training.initialize_from: ", checkpoint_.path(), " has another model: ", name, " is ",
+                       describe(there, name), " there and ", describe(here, name), " here; ",
+                       (name.ends_with("gate.scale") ? "use its routing.normalization"
+                                                     : "choose a checkpoint of the same model"));
+    }
+  }
+}
+
+void InitialParameters::fill(const ParameterSpec& spec, at::Tensor& whole) const {
+  if (is_new(spec)) {
+    parameters::initialize(spec, static_cast<uint64_t>(here_.training.seed), whole);
+    if (spec.role != ParameterRole::kRouter) return;
+    // [copies, m, D] without the rows of zero experts
+    const at::Tensor rows =
+        whole.narrow(0, 0, here_.model.num_experts).view({-1, slices(), here_.model.hidden_size});
+    rows.copy_(rows.narrow(1, 0, 1).clone());
+    return;
+  }
+  const auto [name, shape] = stored(spec);
+  const std::span<const std::byte> bytes = checkpoint_.parameter(name, shape);
+  if (!is_upcycled(spec)) return ops::copy_from_bytes(bytes, whole);
+  const at::Tensor dense = at::empty(shape, whole.options());
+  ops::copy_from_bytes(bytes, dense);
+  fill_experts(spec, dense, whole);
+}
+
+void InitialParameters::fill_experts(const ParameterSpec& spec, const at::Tensor& dense,
+                                     at::Tensor& whole) const {
+  const int64_t m = slices(), D = here_.model.hidden_size, F = here_.model.ffn_hidden_size;
+  // The slices of one copy, [m, 2F, D] or [m, D, F]
+  const at::Tensor parts = is_down(spec) ? dense.view({D, m, F}).transpose(0, 1) * m
+                                         : dense.view({2, m, F, D}).transpose(0, 1).reshape({m, 2 * F, D});
+  whole.view({-1, m, spec.shape[1], spec.shape[2]}).copy_(parts);
+  if (here_.training.upcycle_noise == 0) return;
+  ParameterSpec noise = spec;
+  noise.name = "noise of " + spec.name;
+  noise.initial = {parameters::Distribution::kTruncatedNormal,
+                   here_.training.upcycle_noise * parts.square().mean().sqrt().item<double>()};
+  at::Tensor drawn = at::empty_like(whole);
+  parameters::initialize(noise, static_cast<uint64_t>(here_.training.seed), drawn);
+  whole.add_(drawn);
+}
+
+void check_configuration(const config::RunConfig& config, distributed::Collectives& ranks) {
+  if (const auto difference = distributed::find_difference(config::to_yaml(config), ranks)) {
+    const auto keys = config::differing_keys(config::parse_run_config(difference->there, "its configuration"),
+                                             config::parse_run_config(difference->first, "rank 0's"));
+    throw distributed::RanksDiffer(ExitStatus::kUsage, difference->name(),
+                                   " has another configuration than rank 0 (different: ", joined(keys, ", "),
+                                   "); start all ranks with the same file and overrides");
+  }
+}
+
+void check_kernels(const config::RunConfig& config, const at::Device& device,
+                   distributed::Collectives& ranks) {
+  if (!config.parallel.reproducible || ranks.size() == 1) return;
+  if (const auto difference = distributed::find_difference(kernels_on(device), ranks))
+    throw distributed::RanksDiffer(ExitStatus::kUsage, difference->name(), " computes on ", difference->there,
+                                   ", rank 0 on ", difference->first,
+                                   ", with other rounding; start all ranks on equal machines, or set "
+                                   "parallel.reproducible=false");
+}
+
+void check_data(const models::TrainingData& data, distributed::Collectives& ranks) {
+  std::string mine;
+  for (const auto* hashes : {&data.training_hashes, &data.validation_hashes})
+    for (const auto& [source, hash] : *hashes) mine.append(hash).append(" ").append(source).append("\n");
+  const auto difference = distributed::find_difference(mine, ranks);
+  if (!difference) return;
+  std::istringstream there(difference->there), first(difference->first);
+  std::string source, line;
+  while (std::getline(there, source) && std::getline(first, line) && source == line) {
+  }
+  throw distributed::RanksDiffer(ExitStatus::kData, difference->name(),
+                                 " has other data than rank 0: ", source.substr(source.find(' ') + 1),
+                                 " has other content there; copy it again");
+}
 
 std::optional<checkpoint::Checkpoint> checkpoint_to_resume(const fs::path& run,
                                                            distributed::Collectives& ranks,

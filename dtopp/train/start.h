@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtopp/base/progress.h"
@@ -11,16 +12,14 @@
 #include "dtopp/config/run_config.h"
 #include "dtopp/distributed/collectives.h"
 #include "dtopp/models/batch.h"
-#include "dtopp/moe/router.h"
 #include "dtopp/parameters/parameters.h"
 #include "dtopp/runs/run_directory.h"
 #include "dtopp/train/trainer.h"
 
 namespace dtopp::train {
 
-// Fills the parameters of a new run from the checkpoint of another one (training.initialize_from).
-//
-// Each tensor is the checkpoint's, with three exceptions:
+// Fills the parameters of a new run from the checkpoint of another one (training.initialize_from). Each
+// tensor is the checkpoint's, with three exceptions:
 //
 // - theta begins at 1 if the checkpoint's routing.normalization is fixed. P and the gates of the same experts
 //   then stay as they are.
@@ -35,7 +34,6 @@ namespace dtopp::train {
 // training.upcycle_noise adds noise to the copies.
 //
 // Source:        sparse upcycling (arXiv 2212.05055); slices with equal rows (arXiv 2410.07524)
-
 class InitialParameters {
  public:
   // `checkpoint` and `here`, the new run's configuration, must outlive this object.
@@ -46,16 +44,17 @@ class InitialParameters {
   void require_fit(const std::vector<parameters::ParameterSpec>& specs) const;
   // Fills an f32 tensor of the spec's shape.
   void fill(const parameters::ParameterSpec& spec, at::Tensor& whole) const;
-  void fill(moe::Router& router) const;
 
-  // The configuration of the checkpoint's run.
-  const config::RunConfig& source_config() const { return source_config_; }
+  const checkpoint::Checkpoint& checkpoint() const { return checkpoint_; }
+  const config::RunConfig& source_config() const { return source_config_; }  // of the checkpoint's run
 
  private:
-  struct Stored;
-  Stored stored(const parameters::ParameterSpec& spec) const;
+  // The name and the shape of the tensor in the checkpoint that a parameter is made of.
+  std::pair<std::string, std::vector<int64_t>> stored(const parameters::ParameterSpec& spec) const;
   bool is_new(const parameters::ParameterSpec& spec) const;
-  bool is_upcycled(const parameters::ParameterSpec& spec) const;
+  bool is_upcycled(const parameters::ParameterSpec& spec) const {
+    return spec.role == parameters::ParameterRole::kExpert && source_config_.model.is_dense();
+  }
   int64_t slices() const;
   void fill_experts(const parameters::ParameterSpec& spec, const at::Tensor& dense, at::Tensor& whole) const;
 
@@ -64,26 +63,16 @@ class InitialParameters {
   const config::RunConfig& here_;
 };
 
-// Checks at the start of a run that all ranks have the same configuration, kernels and data.
-//
+// Throw RanksDiffer if a rank has another configuration than rank 0; computes with other kernels, on another
+// processor or by DTOPP_MOE_KERNELS (unless parallel.reproducible is false); or has opened other data.
 // Collective: every rank, in the same order.
-
-// Throws RanksDiffer if a rank has another configuration than rank 0.
 void check_configuration(const config::RunConfig& config, distributed::Collectives& ranks);
-
-// Throws RanksDiffer if a rank computes with other kernels than rank 0, on another processor or by
-// DTOPP_MOE_KERNELS. Does nothing without parallel.reproducible.
 void check_kernels(const config::RunConfig& config, const at::Device& device,
                    distributed::Collectives& ranks);
-
-// Throws RanksDiffer if a rank has opened other data than rank 0.
 void check_data(const models::TrainingData& data, distributed::Collectives& ranks);
 
-// Determines the start of a run: its own newest checkpoint, another run's (training.initialize_from,
-// cooldown_from), or its seed.
-
-// Restores or initializes the trainer and logs the source. Returns the run's own checkpoint if it resumes
-// from one. Checkpoints of the step `before` and later ones do not count.
+// Restores or initializes the trainer and logs the source: the run's own newest checkpoint before the step
+// `before`, which is returned, another run's (training.initialize_from, cooldown_from), or the seed.
 //
 // Throws:        UsageError with the key and the difference, if the run's own checkpoint has another
 //                configuration, data or tokenizer; if another run's checkpoint has another model, or for a

@@ -45,6 +45,9 @@ std::vector<double> list(const at::Tensor& on_host) {
   return {values.const_data_ptr<double>(), values.const_data_ptr<double>() + values.numel()};
 }
 
+// The squares of the gradients' elements then fit f32, and so do the second moments.
+constexpr double kLargestNorm = 1e19;
+
 }  // namespace
 
 StepNumbers all_reduce(const StepNumbers& of_rank, distributed::Collectives& ranks) {
@@ -150,13 +153,6 @@ StepResult StepInFlight::read() const {
   result.scales = list(numbers.scale_L);
   return result;
 }
-
-namespace {
-
-// The squares of the gradients' elements then fit f32, and so do the second moments.
-constexpr double kLargestNorm = 1e19;
-
-}  // namespace
 
 StepDecision decide(const StepNumbers& numbers, const config::OptimizerConfig& config) {
   const at::Tensor norm = numbers.grad_squares.sqrt();

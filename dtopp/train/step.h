@@ -18,7 +18,6 @@ namespace dtopp::train {
 struct StepShape {
   std::vector<std::string> loss_names;
   int64_t micro_batches = 0, tokens = 0;  // of all ranks
-  int64_t chunks = 0;                     // gradient norms (distributed/shard_layout.h)
   int64_t routed_layers = 0, num_experts = 0;
   std::vector<int64_t> statistics_shape = {0}, logit_sums_shape = {0};  // of the router (moe/router.h)
 };
@@ -69,14 +68,11 @@ struct StepSums {
                       const at::Tensor& overflowed) const;
 };
 
-// Reports an optimizer step, and copies its numbers to the host without blocking.
-//
-// A step leaves its numbers on the device and starts one copy of them. The host reads the copy later, while
-// the device computes the next step:
+// Reports an optimizer step. A step leaves its numbers on the device and starts one copy of them. The host
+// reads the copy later, while the device computes the next step:
 //
 // host    issue 1 | issue 2 | read 1 | issue 3 | read 2 | issue 4 | …
 // device          |---- step 1 ----|---- step 2 ----|---- step 3 ----| …
-
 struct StepResult {
   int64_t step = 0;                                    // counts from 1
   int64_t tokens = 0;                                  // trained on so far, including this step
@@ -125,8 +121,6 @@ class StepInFlight {
   ops::HostCopy copy_;   // one for all numbers: the fixed cost of a copy exceeds its transfer time
   double begun_, issued_;
 };
-
-// These functions decide what becomes of a step.
 
 // Whether the step is abandoned before its numbers are complete. With several ranks it never is: the other
 // ranks wait for it, so it is finished, and its numbers report the request to stop.

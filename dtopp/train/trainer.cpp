@@ -2,20 +2,16 @@
 
 #include <algorithm>
 #include <sstream>
-#include <string>
-#include <string_view>
 #include <utility>
 
 #include <ATen/record_function.h>
 
 #include "dtopp/base/progress.h"
-#include "dtopp/distributed/rank_agreement.h"
 #include "dtopp/distributed/tree_sum.h"
 #include "dtopp/models/solve_thresholds.h"
 #include "dtopp/moe/experts.h"
 #include "dtopp/moe/make_router.h"
 #include "dtopp/optim/optimizer.h"
-#include "dtopp/train/nonfinite_watch.h"
 #include "dtopp/train/start.h"
 
 namespace dtopp::train {
@@ -45,7 +41,9 @@ void Trainer::initialize() {
 
 void Trainer::initialize_from(const InitialParameters& parameters) {
   store_.initialize([&](const auto& spec, at::Tensor& whole) { parameters.fill(spec, whole); });
-  if (router_) parameters.fill(*router_);
+  if (router_)
+    moe::load_expert_normalization(*router_, parameters.checkpoint().router(),
+                                   parameters.checkpoint().path());
   if (model_.ema_decay > 0) store_.enable_ema(model_.ema_decay);
 }
 
@@ -84,8 +82,8 @@ void Trainer::share_loss_names() {
   for (std::string name; std::getline(lines, name);) loss_names_.push_back(name);
 }
 
-StepShape Trainer::step_shape(int64_t chunks) const {
-  StepShape shape{loss_names_, micro_batches(), step_tokens(), chunks, model_.num_routed_layers};
+StepShape Trainer::step_shape() const {
+  StepShape shape{loss_names_, micro_batches(), step_tokens(), model_.num_routed_layers};
   if (shape.routed_layers == 0) return shape;
   shape.num_experts = config_.model.num_experts;
   shape.statistics_shape = router_->statistics_shape();
@@ -128,7 +126,7 @@ bool Trainer::step(const StopToken& stop) {
     RECORD_USER_SCOPE(std::string(kGradientNormScope));
     return store_.squared_norms();
   }();
-  StepShape shape = step_shape(squared_norms.numel());
+  StepShape shape = step_shape();
   StepNumbers numbers = all_reduce(sums.numbers(shape, squared_norms, overflows(sums)), *groups_.world);
   overflowed_ = numbers.overflowed.ne(0);
   numbers.scale_L = scale_L;
@@ -157,8 +155,14 @@ void Trainer::apply(StepNumbers& numbers, const optim::LearningRates& rates) {
 std::optional<StepResult> Trainer::next_result(size_t in_flight) {
   if (in_flight_.size() <= in_flight) return std::nullopt;
   StepResult result = in_flight_.front().read();
-  if (must_run_again(result)) {
-    undo(result);
+  if (must_run_again(result)) {  // from the state before it, as all later steps
+    const int64_t steps = state_.step - result.step + 1;
+    state_.step -= steps;
+    state_.sample_position -= steps * config_.training.global_batch_size;
+    state_.tokens -= steps * step_tokens();
+    in_flight_.clear();
+    overflowed_ = at::zeros_like(overflowed_);
+    capacity_predictor_.forget();
     return std::nullopt;
   }
   capacity_predictor_.observe(result.max_assignments_L);
@@ -178,18 +182,6 @@ std::optional<StepResult> Trainer::next_result(size_t in_flight) {
   result.consecutive_skips = state_.consecutive_skips;
   return result;
 }
-
-void Trainer::undo(const StepResult& overflowed) {
-  const int64_t steps = state_.step - overflowed.step + 1;
-  state_.step -= steps;
-  state_.sample_position -= steps * config_.training.global_batch_size;
-  state_.tokens -= steps * step_tokens();
-  in_flight_.clear();
-  overflowed_ = at::zeros_like(overflowed_);
-  capacity_predictor_.forget();
-}
-
-// Implements a rank's forward and backward passes over its micro-batches.
 
 // The ranks of an EP group take its micro-batches in turn. The micro-batches that they process at a time are
 // an aligned range of the step's (tree_sum.h).

@@ -25,7 +25,11 @@ namespace dtopp::train {
 
 class InitialParameters;
 
-// Scopes of a step besides its micro-batches.
+// Begins the names of the scopes around micro-batches. Their index in the step follows.
+inline constexpr std::string_view kMicroBatchScope = "micro-batch ";
+// Names the scope around a backward pass. It contains the sums of gradients, which no layer's scope does.
+inline constexpr std::string_view kBackwardScope = "backward";
+// Other scopes of a step.
 inline constexpr std::string_view kGradientSumsScope = "gradient sums";
 inline constexpr std::string_view kGradientNormScope = "gradient norm";
 inline constexpr std::string_view kUpdateScope = "update";
@@ -100,7 +104,7 @@ class Trainer {
     return config_.training.global_batch_size / config_.training.micro_batch_size;
   }
   void record_training_data();
-  StepShape step_shape(int64_t chunks) const;
+  StepShape step_shape() const;
   // theta per routed layer; [0] unless dynamic.
   at::Tensor scales() const;
   // Runs the model forward and backward over this rank's micro-batches, until `stop` becomes true.
@@ -120,8 +124,6 @@ class Trainer {
   at::Tensor overflows(const StepSums& sums);
   // Updates parameters and controller as decided, after the gradients are complete.
   void apply(StepNumbers& numbers, const optim::LearningRates& rates);
-  // Restores the state before the step of this result. It and all later steps must run again.
-  void undo(const StepResult& overflowed);
 
   config::RunConfig config_;
   models::Model model_;

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include "dtopp/base/stop.h"
-#include "dtopp/distributed/rank_agreement.h"
 #include "tests/distributed/rank_threads.h"
 
 namespace dtopp::distributed {

@@ -1,7 +1,6 @@
-#include "dtopp/distributed/counting_collectives.h"
-
 #include <gtest/gtest.h>
 
+#include "dtopp/distributed/collectives.h"
 #include "tests/distributed/rank_threads.h"
 #include "tests/distributed/silent_collectives.h"
 

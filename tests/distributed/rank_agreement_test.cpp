@@ -1,8 +1,7 @@
-#include "dtopp/distributed/rank_agreement.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtopp/distributed/collectives.h"
 #include "tests/distributed/rank_threads.h"
 
 namespace dtopp::distributed {

@@ -10,8 +10,13 @@
 
 #include "dtopp/distributed/backend_collectives.h"
 #include "dtopp/distributed/rendezvous.h"
+#include "dtopp/distributed/shard_layout.h"
 
 namespace dtopp::distributed {
+
+constexpr ParallelDims ep_by_edp(int64_t ep_size, int64_t edp_size, int64_t nodes = 1) {
+  return {ep_size * edp_size, nodes, ep_size};
+}
 
 inline GlooOptions on_loopback() { return {.host = "127.0.0.1", .timeout = std::chrono::seconds(20)}; }
 

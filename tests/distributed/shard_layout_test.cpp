@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include "tests/distributed/rank_threads.h"
+
 namespace dtopp::distributed {
 namespace {
 

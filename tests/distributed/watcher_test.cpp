@@ -254,7 +254,7 @@ TEST(Watcher, loses_a_rank_whose_lines_it_cannot_read) {
     uint16_t port = 0;
     std::string secret;
     address >> port >> secret;
-    LineSocket other = LineSocket::connect("127.0.0.1", port);
+    LineSocket other(connected_socket("127.0.0.1", port));
     other.send(secret + " 1");
     other.send(line);
     EXPECT_EQ(first.wait(),

@@ -30,9 +30,7 @@ TEST(ConfigurationPage, lists_every_key_with_its_default_and_no_other) {
        {config::ModelType::kLanguageModel, config::ModelType::kDiffusionTransformer}) {
     config::RunConfig config;
     config.model.type = type;
-    std::vector<std::pair<std::string, std::string>> of_type;
-    config::flatten_config(config, "", of_type);
-    for (const auto& leaf : of_type) {
+    for (const auto& leaf : config::flatten_config(config)) {
       const bool is_type = leaf.first == "model.type" && type != config::ModelType::kLanguageModel;
       if (!is_type && std::ranges::find(leaves, leaf) == leaves.end()) leaves.push_back(leaf);
     }

@@ -1,5 +1,3 @@
-#include "dtopp/train/nonfinite_watch.h"
-
 #include <limits>
 #include <map>
 #include <string>
@@ -10,6 +8,7 @@
 #include <ATen/record_function.h>
 
 #include "dtopp/ops/core/torch.h"
+#include "dtopp/train/replay.h"
 
 namespace dtopp::train {
 namespace {

@@ -36,7 +36,7 @@ StepSums sums(double loss = 2.0) {
   return sums;
 }
 
-const StepShape kShape = {{"a", "b"}, 2, 3, 1, 2, 3, {1, ops::kCumulativeProbBins}};
+const StepShape kShape = {{"a", "b"}, 2, 3, 2, 3, {1, ops::kCumulativeProbBins}};
 
 StepNumbers numbers(const StepSums& sums, const StepShape& shape, double norm, bool overflowed) {
   distributed::SingleRank alone;
@@ -135,7 +135,7 @@ TEST(StepNumbers, of_a_dense_model_hold_no_routing) {
   dense.activations = moe::ActivationStatistics(0);
   dense.max_assignments_L = at::zeros({0}, at::kLong);
   dense.statistics = at::Tensor();
-  const StepShape shape = {{"a", "b"}, 2, 3, 1};
+  const StepShape shape = {{"a", "b"}, 2, 3};
   StepNumbers all = numbers(dense, shape, 1, false);
   add_states(all);
   const StepResult result = StepInFlight(StepResult(), shape, all, 0, 0).read();
@@ -146,7 +146,7 @@ TEST(StepNumbers, of_a_dense_model_hold_no_routing) {
 }
 
 TEST(StepNumbers, add_up_over_ranks) {
-  const StepShape shape = {{"a"}, 3, 3, 2, 2, 3, {2}};
+  const StepShape shape = {{"a"}, 3, 3, 2, 3, {2}};
   distributed::run_group(3, [&](distributed::Collectives& ranks) {
     const int64_t rank = ranks.rank();
     StepSums sums;
