@@ -1,8 +1,5 @@
 // Implements `dtopp completion`: completes commands, options and configuration keys in a shell.
 #include <cstdio>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "cli/commands.h"
 #include "dtopp/config/config.h"
@@ -43,11 +40,7 @@ std::vector<std::string> candidates(const CLI::App& app, const std::vector<std::
     for (const std::string& name : option->get_lnames()) all.push_back("--" + name);
   }
   if (command->get_option_no_throw("overrides") != nullptr) {
-    const std::vector<std::string> keys = config::config_keys<config::RunConfig>();
-    for (size_t i = 0; i < keys.size(); ++i) {
-      const bool is_section = i + 1 < keys.size() && keys[i + 1].starts_with(keys[i] + ".");
-      if (!is_section) all.push_back(keys[i] + "=");
-    }
+    for (const auto& [key, value] : config::flatten_config(config::RunConfig())) all.push_back(key + "=");
     all.emplace_back("method=");
   }
   const std::string begin = words.empty() ? "" : words.back();

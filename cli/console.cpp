@@ -1,9 +1,6 @@
 #include "cli/console.h"
 
-#include <atomic>
 #include <cerrno>
-#include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <system_error>

@@ -1,9 +1,6 @@
 // The standard streams, the signals and the progress of a command.
 #pragma once
 
-#include <optional>
-#include <string>
-
 #include "dtopp/base/progress.h"
 #include "dtopp/base/stop.h"
 #include "dtopp/distributed/collectives.h"

@@ -1,9 +1,6 @@
 // Implements `dtopp convert`: converts checkpoints and tasks to the formats of other programs, and back.
 #include "dtopp/convert/convert.h"
 
-#include <cstdio>
-#include <memory>
-
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/inference.h"

@@ -1,6 +1,4 @@
 // Implements `dtopp devices`: lists the devices of this machine and the kernels that dtopp uses on them.
-#include <cstdio>
-
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"

@@ -1,7 +1,4 @@
 // Implements `dtopp evaluate`: the loss, the tasks, the experts and the routing of trained models.
-#include <algorithm>
-#include <cstdio>
-#include <optional>
 #include <sstream>
 
 #include "cli/commands.h"

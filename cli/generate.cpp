@@ -1,8 +1,4 @@
 // Implements `dtopp generate`, and its --interactive.
-#include <algorithm>
-#include <array>
-#include <cstdio>
-
 #include <nlohmann/json.hpp>
 #include <poll.h>
 #include <unistd.h>

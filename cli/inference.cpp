@@ -1,8 +1,5 @@
 #include "cli/inference.h"
 
-#include <cstdio>
-#include <utility>
-
 #include "cli/console.h"
 #include "cli/option_checks.h"
 #include "dtopp/base/errors.h"

@@ -1,10 +1,6 @@
 // Defines the options that commands for trained models share, and opens the checkpoints and models they name.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include <CLI/CLI.hpp>
 
 #include "dtopp/eval/perplexity.h"

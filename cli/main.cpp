@@ -1,8 +1,5 @@
-#include <algorithm>
 #include <array>
-#include <cstdio>
 #include <sstream>
-#include <vector>
 
 #include <sys/resource.h>
 

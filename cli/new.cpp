@@ -1,7 +1,4 @@
 // Implements `dtopp new`: writes the configuration of a language model of a given size for given data.
-#include <optional>
-#include <vector>
-
 #include "cli/commands.h"
 #include "cli/option_checks.h"
 #include "dtopp/data/text/token_file.h"

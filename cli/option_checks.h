@@ -2,14 +2,8 @@
 // integers wrap around beyond their range.
 #pragma once
 
-#include <charconv>
 #include <cmath>
-#include <concepts>
-#include <cstdint>
-#include <filesystem>
 #include <limits>
-#include <string>
-#include <string_view>
 #include <system_error>
 
 #include <CLI/CLI.hpp>

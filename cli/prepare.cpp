@@ -1,9 +1,5 @@
 // Implements `dtopp prepare text | images`: converts text to token files, and pictures or latents to image
 // files.
-#include <cstdio>
-#include <memory>
-#include <vector>
-
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/option_checks.h"

@@ -1,8 +1,6 @@
 #include "cli/ranks.h"
 
-#include <algorithm>
 #include <fstream>
-#include <utility>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 

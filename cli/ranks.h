@@ -1,11 +1,6 @@
 // Starts a command as several ranks (--processes), and finds this process's rank.
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
-#include <optional>
-#include <string>
-
 #include <CLI/CLI.hpp>
 
 #include "cli/console.h"

@@ -1,9 +1,5 @@
 #include "dtopp/train/replay.h"
 
-#include <algorithm>
-#include <cstdio>
-#include <optional>
-
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"

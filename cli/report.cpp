@@ -1,6 +1,4 @@
 // Implements `dtopp report`: shows runs and studies on one HTML page.
-#include <cstdio>
-
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/option_checks.h"

@@ -1,6 +1,3 @@
-#include <cstdio>
-#include <memory>
-#include <numeric>
 
 #include "cli/commands.h"
 #include "cli/console.h"

@@ -1,12 +1,4 @@
 // Implements `dtopp serve`: completes texts over HTTP.
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cstdio>
-#include <memory>
-#include <set>
-#include <thread>
-
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/inference.h"
@@ -132,10 +124,9 @@ void run(http::Server& server, serve::Service& service, inference::Scheduler& sc
   std::thread solving = begin([&] {
     const StopToken stop(is_over);
     const StopScope scope(stop);
-    while (!is_over) {
+    while (!is_over)
       if (const auto budget = scheduler.missing_budget(kIdleTime))
         scheduler.add_budget(*budget, solve(*budget));
-    }
   });
   const auto end = [&] {
     is_over = true;

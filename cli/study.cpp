@@ -1,11 +1,6 @@
 // Implements `dtopp study`: trains a grid of runs with several seeds and compares them with confidence
 // intervals.
 #include <iterator>
-#include <map>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "cli/commands.h"
 #include "cli/option_checks.h"

@@ -1,6 +1,5 @@
 // Implements `dtopp tokenize`: converts text to token ids and back, line by line. Only \n ends a line; \r and
 // NUL are part of it.
-#include <cstdio>
 #include <iostream>
 
 #include <nlohmann/json.hpp>

@@ -1,8 +1,3 @@
-#include <chrono>
-#include <cstdio>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "cli/commands.h"
 #include "cli/option_checks.h"

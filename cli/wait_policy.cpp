@@ -27,9 +27,8 @@ bool says_how_to_wait(std::string_view entry) {
 // threads spin.
 void start_again_to_wait_briefly(int /*argc*/, char** argv, char** environment) {
   size_t count = 0;
-  for (; environment[count] != nullptr; ++count) {
+  for (; environment[count] != nullptr; ++count)
     if (says_how_to_wait(environment[count])) return;
-  }
   if (getauxval(AT_BASE) == 0) return;  // started as `ld.so dtopp …`: /proc/self/exe is ld.so
   std::array<char, PATH_MAX> program{};
   if (readlink("/proc/self/exe", program.data(), program.size() - 1) < 0) return;

@@ -9,8 +9,6 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
-#include <string>
-#include <string_view>
 #include <type_traits>
 
 #include "dtopp/base/errors.h"

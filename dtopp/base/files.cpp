@@ -1,6 +1,5 @@
 #include "dtopp/base/files.h"
 
-#include <stdexcept>
 #include <system_error>
 
 #include <sys/file.h>

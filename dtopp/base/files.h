@@ -4,13 +4,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <concepts>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 

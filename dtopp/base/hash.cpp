@@ -2,7 +2,6 @@
 
 #include <array>
 #include <new>
-#include <stdexcept>
 
 #include <openssl/evp.h>
 #include <xxhash.h>

@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <memory>
 #include <span>
-#include <string>
-#include <string_view>
 
 #include "dtopp/base/errors.h"
 

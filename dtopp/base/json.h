@@ -4,13 +4,10 @@
 // ten seconds longer or more.
 #pragma once
 
-#include <concepts>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 

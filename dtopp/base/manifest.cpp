@@ -1,7 +1,6 @@
 #include "dtopp/base/manifest.h"
 
 #include <fstream>
-#include <string_view>
 
 #include "dtopp/base/files.h"
 #include "dtopp/base/hash.h"

@@ -1,6 +1,5 @@
 #include "dtopp/base/progress.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include <sys/ioctl.h>

@@ -1,11 +1,7 @@
 #include "dtopp/base/safetensors.h"
 
-#include <algorithm>
 #include <bit>
-#include <cstring>
-#include <limits>
 #include <set>
-#include <stdexcept>
 
 #include <nlohmann/json.hpp>
 

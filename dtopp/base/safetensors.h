@@ -2,15 +2,8 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
 #include <functional>
 #include <map>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "dtopp/base/files.h"
 

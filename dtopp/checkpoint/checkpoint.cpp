@@ -1,11 +1,5 @@
 #include "dtopp/checkpoint/checkpoint.h"
 
-#include <algorithm>
-#include <array>
-#include <limits>
-#include <stdexcept>
-#include <utility>
-
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"

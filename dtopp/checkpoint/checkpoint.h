@@ -5,14 +5,7 @@
 //   config.yaml, {tokenizer,images}.json, manifest.json
 #pragma once
 
-#include <cstdint>
 #include <exception>
-#include <functional>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "dtopp/base/manifest.h"
 #include "dtopp/base/safetensors.h"

@@ -1,13 +1,7 @@
 #include "dtopp/checkpoint/tensor_files.h"
 
-#include <algorithm>
-#include <exception>
-#include <functional>
-#include <optional>
-#include <span>
 #include <sstream>
 #include <system_error>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 

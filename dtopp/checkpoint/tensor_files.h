@@ -1,12 +1,6 @@
 // Splits a checkpoint's tensors into files, and lets several ranks write the files together.
 #pragma once
 
-#include <cstdint>
-#include <map>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "dtopp/base/manifest.h"
 #include "dtopp/checkpoint/checkpoint.h"
 

@@ -1,7 +1,6 @@
 #include "dtopp/config/config.h"
 
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <sstream>
 #include <system_error>
@@ -239,9 +238,8 @@ size_t utf8_length(std::string_view text, size_t at) {
                         : lead < 0xF5 ? 4
                                       : 0;
   if (at + length > text.size()) return 0;
-  for (size_t i = 1; i < length; ++i) {
+  for (size_t i = 1; i < length; ++i)
     if ((static_cast<unsigned char>(text[at + i]) & 0xC0U) != 0x80U) return 0;
-  }
   return length;
 }
 

@@ -11,13 +11,7 @@
 // Throws:        UsageError "location: key: what is wrong"
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"

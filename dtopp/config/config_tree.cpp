@@ -1,8 +1,5 @@
 #include "dtopp/config/config_tree.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/config/config.h"

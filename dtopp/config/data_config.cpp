@@ -1,10 +1,7 @@
 #include "dtopp/config/data_config.h"
 
-#include <algorithm>
-#include <filesystem>
 #include <numeric>
 #include <set>
-#include <stdexcept>
 
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"

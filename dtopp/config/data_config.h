@@ -1,11 +1,6 @@
 // Defines the `data` section: the data for training and for validation.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "dtopp/config/config_tree.h"
 #include "dtopp/config/model_config.h"
 

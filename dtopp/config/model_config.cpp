@@ -1,7 +1,5 @@
 #include "dtopp/config/model_config.h"
 
-#include <string>
-
 #include "dtopp/config/config.h"
 
 namespace dtopp::config {

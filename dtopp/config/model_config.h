@@ -2,9 +2,6 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
-#include <string_view>
-#include <vector>
 
 #include "dtopp/config/config_tree.h"
 

@@ -1,6 +1,5 @@
 #include "dtopp/config/routing_config.h"
 
-#include <algorithm>
 #include <cmath>
 #include <functional>
 

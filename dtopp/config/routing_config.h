@@ -3,11 +3,7 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
 #include <numeric>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "dtopp/config/config_tree.h"
 

@@ -1,7 +1,5 @@
 #include "dtopp/config/run_config.h"
 
-#include <algorithm>
-#include <charconv>
 #include <set>
 
 #include "dtopp/config/config.h"
@@ -37,10 +35,9 @@ void validate(const OptimizerConfig& config, int64_t steps) {
                        print_value(config.router_lr_factor));
   require_at_least("optimizer.router_warmup_steps", 0, config.router_warmup_steps);
   if (config.betas.size() != 2) throw InvalidValue("optimizer.betas", "must be two numbers, [0.9, 0.95]");
-  for (const double beta : config.betas) {
+  for (const double beta : config.betas)
     if (!(beta >= 0 && beta < 1))
       throw InvalidValue("optimizer.betas", "must lie in [0, 1), one is ", print_value(beta));
-  }
   if (!(config.eps > 0)) throw InvalidValue("optimizer.eps", "must be above 0");
   require_share("optimizer.momentum", config.momentum);
   require_not_negative("optimizer.weight_decay", config.weight_decay);
@@ -179,14 +176,12 @@ void validate_sources(const RunConfig& config) {
     throw InvalidValue(kKey, "generated texts have no source; set validation.samples to 0");
   std::vector<std::string> names = source_names(config.data.train);
   for (const std::string& name : source_names(config.data.validation)) names.push_back(name);
-  for (const std::string& name : names) {
+  for (const std::string& name : names)
     if (std::ranges::find(by_source, name, &SourceExperts::source) == by_source.end())
       throw InvalidValue(kKey, "has no number for the source ", name, " of data.train or data.validation");
-  }
-  for (const SourceExperts& one : by_source) {
+  for (const SourceExperts& one : by_source)
     if (std::ranges::find(names, one.source) == names.end())
       throw InvalidValue(kKey, "no source of data.train or data.validation has the name ", one.source);
-  }
 }
 
 }  // namespace

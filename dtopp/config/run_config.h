@@ -2,14 +2,6 @@
 // which parsing, printing, overrides and the suggestions for mistyped keys share.
 #pragma once
 
-#include <array>
-#include <cstdint>
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "dtopp/config/config_tree.h"
 #include "dtopp/config/data_config.h"
 #include "dtopp/config/model_config.h"

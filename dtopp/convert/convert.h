@@ -2,8 +2,6 @@
 // Converts the 13 language tasks to files for lm-eval (docs/how-to/hugging-face.md).
 #pragma once
 
-#include <cstdint>
-
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/convert/huggingface_config.h"
 

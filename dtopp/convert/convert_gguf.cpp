@@ -1,13 +1,3 @@
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <cstdint>
-#include <map>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"

@@ -7,12 +7,7 @@
 //   mlp.shared_experts.gate_up_proj.weight [2S, D]   mlp.shared_expert.{gate,up}_proj.weight [S, D]
 //   mlp.shared_experts.down_proj.weight [D, S]       mlp.shared_expert.down_proj.weight [D, S]
 //   mlp.shared_gate.weight [1, D]                    mlp.shared_expert_gate.weight [1, D]
-#include <algorithm>
-#include <cstddef>
-#include <map>
 #include <set>
-#include <span>
-#include <string>
 
 #include <nlohmann/json.hpp>
 

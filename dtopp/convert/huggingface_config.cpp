@@ -1,7 +1,5 @@
 #include "dtopp/convert/huggingface_config.h"
 
-#include <algorithm>
-
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/files.h"

@@ -1,13 +1,6 @@
 // Writes and reads config.json of transformers.
 #pragma once
 
-#include <array>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "dtopp/base/errors.h"
 #include "dtopp/config/model_config.h"
 #include "dtopp/config/run_config.h"

@@ -1,7 +1,6 @@
 #include "dtopp/device/device.h"
 
 #include <cstdlib>
-#include <filesystem>
 
 #include <dlfcn.h>
 

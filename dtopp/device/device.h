@@ -1,10 +1,6 @@
 // The devices that operators run on: availability of CUDA, names, memory and deterministic mode.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-
 #include "dtopp/config/run_config.h"
 #include "dtopp/ops/core/torch.h"
 

@@ -65,10 +65,9 @@ at::Tensor random(at::IntArrayRef sizes, const at::TensorOptions& options) {
 }  // namespace
 
 std::optional<double> data_sheet_rate(std::string_view device_name, bool bf16) {
-  for (const DataSheet& sheet : kDataSheets) {
+  for (const DataSheet& sheet : kDataSheets)
     if (device_name.find(sheet.name) != std::string_view::npos)
       return bf16 ? sheet.rates.bf16 : sheet.rates.fp32;
-  }
   return std::nullopt;
 }
 

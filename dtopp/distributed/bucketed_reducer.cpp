@@ -1,7 +1,5 @@
 #include "dtopp/distributed/bucketed_reducer.h"
 
-#include <algorithm>
-#include <map>
 #include <utility>
 
 #include "dtopp/distributed/tree_sum.h"
@@ -172,9 +170,8 @@ void BucketedReducer::finish_buckets(size_t end) {
 
 void BucketedReducer::finish(Bucket& bucket) {
   if (ranks_.size() == 1) {
-    for (const size_t i : bucket.parameters) {
+    for (const size_t i : bucket.parameters)
       if (parts_[i].defined()) sums_[i] = std::exchange(parts_[i], at::Tensor()).view(-1);
-    }
   } else {
     bucket.exchange.wait();
     const at::Tensor sum = tree_sum(bucket.received.view({ranks_.size(), -1}).unbind(0));

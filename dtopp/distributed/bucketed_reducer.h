@@ -21,7 +21,6 @@
 #pragma once
 
 #include <deque>
-#include <vector>
 
 #include "dtopp/distributed/collectives.h"
 #include "dtopp/distributed/shard_layout.h"

@@ -1,11 +1,7 @@
 #include "dtopp/distributed/cluster.h"
 
-#include <algorithm>
-#include <array>
 #include <csignal>
 #include <cstdio>
-#include <span>
-#include <thread>
 
 #include <netdb.h>
 #include <nlohmann/json.hpp>

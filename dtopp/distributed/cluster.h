@@ -13,14 +13,7 @@
 // Collective:    join, connect and the end of run, on every rank
 #pragma once
 
-#include <atomic>
-#include <chrono>
-#include <cstdint>
 #include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "dtopp/distributed/failure.h"
 #include "dtopp/distributed/process_groups.h"

@@ -1,8 +1,6 @@
 #include "dtopp/distributed/failure.h"
 
-#include <filesystem>
 #include <new>
-#include <string_view>
 
 #include <c10/util/Exception.h>
 
@@ -13,9 +11,8 @@ constexpr char kMemory[] = "memory", kDeviceMemory[] = "device memory";
 
 std::string one_line(std::string text) {
   text.resize(text.find_last_not_of("\n\r ") + 1);
-  for (char& c : text) {
+  for (char& c : text)
     if (c == '\n' || c == '\r') c = ' ';
-  }
   return text;
 }
 

@@ -4,12 +4,6 @@
 // Collective:    make_process_groups, on every rank of the run
 #pragma once
 
-#include <chrono>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <vector>
-
 #include "dtopp/distributed/backend_collectives.h"
 #include "dtopp/distributed/shard_layout.h"
 

@@ -1,11 +1,8 @@
 #include "dtopp/distributed/rendezvous.h"
 
 #include <array>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <stdexcept>
-#include <utility>
 
 #include <arpa/inet.h>
 #include <netdb.h>

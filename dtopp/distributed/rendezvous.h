@@ -6,9 +6,7 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "dtopp/base/stop.h"

@@ -1,11 +1,9 @@
 #include "dtopp/distributed/watcher.h"
 
-#include <algorithm>
 #include <ctime>
 #include <functional>
 #include <random>
 #include <sstream>
-#include <stdexcept>
 
 #include <poll.h>
 #include <sys/eventfd.h>

@@ -16,16 +16,9 @@
 // Collective:    the constructor, on every rank of the run
 #pragma once
 
-#include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <list>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "dtopp/distributed/collectives.h"
 #include "dtopp/distributed/rank_records.h"

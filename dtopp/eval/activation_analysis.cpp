@@ -1,11 +1,5 @@
 #include "dtopp/eval/activation_analysis.h"
 
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <map>
-#include <numeric>
-#include <string_view>
 #include <unordered_map>
 
 #include <nlohmann/json.hpp>

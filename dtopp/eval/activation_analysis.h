@@ -4,12 +4,6 @@
 // Source: paper, Section "Activated Experts Distribution Analysis"
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
-
 #include <nlohmann/json_fwd.hpp>
 
 #include "dtopp/data/text/tokenizer.h"

@@ -1,8 +1,5 @@
 #include "dtopp/eval/evaluation.h"
 
-#include <algorithm>
-#include <numeric>
-
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"

@@ -3,10 +3,6 @@
 // Image i has the same noise and time t for every model (image_batches.h), so losses are comparable.
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
-#include <string>
-
 #include <nlohmann/json_fwd.hpp>
 
 #include "dtopp/inference/diffusion_model.h"

@@ -1,12 +1,5 @@
 #include "dtopp/eval/in_training.h"
 
-#include <algorithm>
-#include <cerrno>
-#include <filesystem>
-#include <limits>
-#include <numeric>
-#include <vector>
-
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
@@ -29,9 +22,8 @@ namespace {
 // that does without; DataError if training data is missing.
 data::Tokenizer training_tokenizer(const config::DataConfig& data, const std::string& key,
                                    const std::string& none) {
-  for (const std::string& folder : config::paths_of(data.train)) {
+  for (const std::string& folder : config::paths_of(data.train))
     if (const auto path = data::tokenizer_beside(folder)) return data::Tokenizer::load(*path);
-  }
   for (const std::string& path : config::paths_of(data.train)) {
     const bool absent =
         path_kind(path) == PathKind::kNothing && path_kind(path + ".idx") == PathKind::kNothing;

@@ -1,8 +1,6 @@
 // Benchmarks, texts and sample grids of a model while it trains.
 #pragma once
 
-#include <memory>
-
 #include "dtopp/base/progress.h"
 #include "dtopp/train/run.h"
 

@@ -1,8 +1,6 @@
 #include "dtopp/eval/perplexity.h"
 
-#include <algorithm>
 #include <set>
-#include <utility>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"

@@ -1,15 +1,7 @@
 // Measures the perplexity of a text under a language model.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <filesystem>
-#include <memory>
 #include <numbers>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "dtopp/data/text/token_file.h"
 #include "dtopp/data/text/tokenizer.h"

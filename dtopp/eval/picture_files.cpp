@@ -1,9 +1,5 @@
 #include "dtopp/eval/picture_files.h"
 
-#include <algorithm>
-#include <cmath>
-#include <span>
-
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
 #include "dtopp/base/format.h"

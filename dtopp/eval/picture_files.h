@@ -1,8 +1,6 @@
 // Writes the pictures that a model generates to files.
 #pragma once
 
-#include <filesystem>
-
 #include "dtopp/data/images/picture.h"
 #include "dtopp/inference/diffusion_model.h"
 

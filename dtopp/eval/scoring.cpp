@@ -1,8 +1,5 @@
 #include "dtopp/eval/scoring.h"
 
-#include <algorithm>
-#include <string_view>
-
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/hash.h"

@@ -1,12 +1,6 @@
 // Scores the requests of a task with a model: log probabilities of continuations, or generated answers.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
-
 #include <nlohmann/json.hpp>
 
 #include "dtopp/data/text/tokenizer.h"

@@ -1,7 +1,5 @@
 #include "dtopp/eval/token_counts.h"
 
-#include <utility>
-
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/random.h"

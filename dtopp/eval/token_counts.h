@@ -4,12 +4,6 @@
 // The numbers come from a first pass with the model's router. Their sum over tokens and layers is kept.
 #pragma once
 
-#include <array>
-#include <cstdint>
-#include <filesystem>
-#include <string_view>
-#include <vector>
-
 #include "dtopp/base/safetensors.h"
 #include "dtopp/eval/perplexity.h"
 

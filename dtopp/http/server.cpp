@@ -1,7 +1,6 @@
 #include "dtopp/http/server.h"
 
 #include <array>
-#include <atomic>
 #include <set>
 
 #include <boost/asio/io_context.hpp>

@@ -1,12 +1,8 @@
 // An HTTP server: one thread, one request per connection, total times for each phase of a connection.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "dtopp/base/stop.h"

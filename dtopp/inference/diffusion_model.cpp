@@ -1,10 +1,5 @@
 #include "dtopp/inference/diffusion_model.h"
 
-#include <algorithm>
-#include <cmath>
-#include <span>
-#include <string>
-
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/safetensors.h"

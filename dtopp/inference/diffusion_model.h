@@ -1,13 +1,6 @@
 // Loads a diffusion transformer for sampling and evaluation: fp32 parameters and the router.
 #pragma once
 
-#include <array>
-#include <cstdint>
-#include <filesystem>
-#include <optional>
-#include <string_view>
-#include <vector>
-
 #include "dtopp/base/random.h"
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/model_config.h"

@@ -1,8 +1,5 @@
 #include "dtopp/inference/expert_budget.h"
 
-#include <algorithm>
-#include <filesystem>
-
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"

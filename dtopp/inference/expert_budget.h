@@ -1,14 +1,6 @@
 // Solves for the thresholds at which a trained model activates another number of experts.
 #pragma once
 
-#include <cstdint>
-#include <map>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "dtopp/inference/inference_model.h"
 #include "dtopp/models/solve_thresholds.h"
 

@@ -1,9 +1,5 @@
 #include "dtopp/inference/generator.h"
 
-#include <algorithm>
-#include <numeric>
-#include <stdexcept>
-
 #include "dtopp/base/random.h"
 #include "dtopp/moe/router.h"
 #include "dtopp/ops/core/host_copy.h"

@@ -5,12 +5,6 @@
 // has the same order in any batch. In bf16 on a CPU with AMX, the last bits depend on the batch.
 #pragma once
 
-#include <cstdint>
-#include <map>
-#include <span>
-#include <utility>
-#include <vector>
-
 #include "dtopp/inference/inference_model.h"
 #include "dtopp/inference/sequence_input.h"
 

@@ -1,7 +1,5 @@
 #include "dtopp/inference/inference_model.h"
 
-#include <algorithm>
-#include <memory>
 #include <unordered_map>
 
 #include "dtopp/base/errors.h"

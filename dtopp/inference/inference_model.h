@@ -1,10 +1,6 @@
 // Loads a language model for evaluation and generation: its parameters and the router.
 #pragma once
 
-#include <filesystem>
-#include <string>
-#include <vector>
-
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/data/text/tokenizer.h"

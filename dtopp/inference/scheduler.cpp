@@ -1,8 +1,5 @@
 #include "dtopp/inference/scheduler.h"
 
-#include <algorithm>
-#include <utility>
-
 namespace dtopp::inference {
 namespace {
 

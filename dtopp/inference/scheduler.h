@@ -4,13 +4,6 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <cstdint>
-#include <deque>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <vector>
 
 #include "dtopp/inference/generator.h"
 

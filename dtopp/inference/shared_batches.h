@@ -8,9 +8,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <vector>
 
 #include "dtopp/distributed/collectives.h"
 #include "dtopp/inference/watch.h"

@@ -1,8 +1,6 @@
 #include "dtopp/inference/text_generation.h"
 
-#include <algorithm>
 #include <sstream>
-#include <utility>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"

@@ -1,13 +1,6 @@
 // Encodes the prompts of `dtopp generate` and decodes the generated ids.
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "dtopp/data/text/tokenizer.h"
 #include "dtopp/inference/generator.h"
 

@@ -1,7 +1,5 @@
 #include "dtopp/launch/child_process.h"
 
-#include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <system_error>
 
@@ -90,9 +88,8 @@ bool SignalPipe::wait_for_stop(std::chrono::milliseconds pause) const {
 }
 
 void SignalPipe::forget() {
-  for (const int signal : kSignals) {
+  for (const int signal : kSignals)
     if (signal != SIGHUP || !ignores_hangup()) std::signal(signal, SIG_DFL);
-  }
 }
 
 std::filesystem::path own_program() {

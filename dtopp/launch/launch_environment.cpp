@@ -1,6 +1,5 @@
 #include "dtopp/launch/launch_environment.h"
 
-#include <algorithm>
 #include <limits>
 
 #include "dtopp/base/errors.h"
@@ -63,9 +62,8 @@ class Variables {
 
   std::string text(const char* name) const {
     const std::string prefix = std::string(name) + "=";
-    for (const std::string& entry : environment_) {
+    for (const std::string& entry : environment_)
       if (entry.starts_with(prefix)) return entry.substr(prefix.size());
-    }
     return "";
   }
   bool has(const char* name) const { return !text(name).empty(); }

@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
-#include <csignal>
 #include <functional>
 #include <iterator>
-#include <optional>
 #include <system_error>
 
 #include "dtopp/base/errors.h"
@@ -53,9 +51,8 @@ class RankProcesses {
   explicit RankProcesses(const LocalRanks& wanted) : wanted_(wanted) {}
   ~RankProcesses() {
     send(SIGKILL);
-    for (const pid_t process : processes_) {
+    for (const pid_t process : processes_)
       if (process != 0) kill_child(process);
-    }
   }
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
@@ -80,9 +77,8 @@ class RankProcesses {
   }
 
   void send(int signal) const {
-    for (const pid_t process : processes_) {
+    for (const pid_t process : processes_)
       if (process != 0) ::kill(process, signal);
-    }
   }
 
   // The ends of the ranks that died since the last call. `sent` is the stop signal that they received.
@@ -140,9 +136,8 @@ RanksEnd run_local_ranks(const LocalRanks& wanted, const SignalPipe& signals) {
     stopped = stopped || std::ranges::any_of(arrived, is_stop);
     if (killed) continue;
     const bool open = weight(decided) <= weight({.status = kLostAnother});
-    for (const auto& end : ends) {
+    for (const auto& end : ends)
       if (open && weight(end) > weight(decided)) decided = end;
-    }
     const auto now = Clock::now();
     if (decided.status != kDone && kill_at == kNever) kill_at = now + wanted.grace;
     bool kill = now >= kill_at;

@@ -1,11 +1,7 @@
 // Runs the ranks of a command as child processes on this machine (--processes N).
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <filesystem>
-#include <string>
-#include <vector>
 
 #include "dtopp/launch/child_process.h"
 

@@ -1,9 +1,6 @@
 #include "dtopp/models/attention.h"
 
-#include <algorithm>
-#include <array>
 #include <limits>
-#include <numeric>
 #include <stdexcept>
 
 #include <ATen/record_function.h>

@@ -7,11 +7,7 @@
 // K = model.head_size() numbers. Head h of the queries uses head h / (H / G).
 #pragma once
 
-#include <optional>
-#include <span>
-#include <string>
 #include <variant>
-#include <vector>
 
 #include "dtopp/models/model.h"
 #include "dtopp/ops/attention/attention.h"

@@ -1,7 +1,5 @@
 #include "dtopp/models/batch.h"
 
-#include <algorithm>
-
 #include "dtopp/base/errors.h"
 #include "dtopp/ops/core/host_copy.h"
 

@@ -1,14 +1,6 @@
 // Defines the batches and the data that a model is trained on. Samples have one global order.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "dtopp/config/data_config.h"
 #include "dtopp/config/run_config.h"
 #include "dtopp/data/text/mixture.h"

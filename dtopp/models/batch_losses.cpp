@@ -1,7 +1,5 @@
 #include "dtopp/models/batch_losses.h"
 
-#include <algorithm>
-
 #include <ATen/record_function.h>
 
 namespace dtopp::models {

@@ -11,10 +11,6 @@
 // = 1.1, their mean. With loss.load_balance = 0.01, `total` grows by 0.011.
 #pragma once
 
-#include <optional>
-#include <string_view>
-#include <vector>
-
 #include "dtopp/config/run_config.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/moe/activation_statistics.h"

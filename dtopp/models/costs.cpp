@@ -1,7 +1,5 @@
 #include "dtopp/models/costs.h"
 
-#include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "dtopp/config/config.h"
@@ -48,17 +46,15 @@ uint64_t sum_slots(const BlockSizes& s) {
 
 uint64_t checked_product(std::initializer_list<uint64_t> factors) {
   uint64_t result = 1;
-  for (const uint64_t factor : factors) {
+  for (const uint64_t factor : factors)
     if (__builtin_mul_overflow(result, factor, &result)) throw_uncountable();
-  }
   return result;
 }
 
 uint64_t checked_sum(std::initializer_list<uint64_t> terms) {
   uint64_t result = 0;
-  for (const uint64_t term : terms) {
+  for (const uint64_t term : terms)
     if (__builtin_add_overflow(result, term, &result)) throw_uncountable();
-  }
   return result;
 }
 

@@ -2,9 +2,7 @@
 // configuration.
 #pragma once
 
-#include <cstdint>
 #include <initializer_list>
-#include <string>
 
 #include "dtopp/config/model_config.h"
 #include "dtopp/config/run_config.h"

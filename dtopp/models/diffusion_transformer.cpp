@@ -1,8 +1,5 @@
 #include "dtopp/models/diffusion_transformer.h"
 
-#include <algorithm>
-#include <cmath>
-
 #include <ATen/record_function.h>
 
 #include "dtopp/models/batch.h"

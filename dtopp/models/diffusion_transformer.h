@@ -14,8 +14,6 @@
 // included.
 #pragma once
 
-#include <vector>
-
 #include "dtopp/config/model_config.h"
 #include "dtopp/models/attention.h"
 #include "dtopp/models/batch_losses.h"

@@ -1,7 +1,5 @@
 #include "dtopp/models/feed_forward.h"
 
-#include <algorithm>
-
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 

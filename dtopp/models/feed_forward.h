@@ -7,10 +7,6 @@
 // Source:        paper, Eq. 1; DeepSeekMoE (arXiv 2401.06066) for shared experts, Qwen2-MoE for their gate
 #pragma once
 
-#include <functional>
-#include <string>
-#include <vector>
-
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model.h"
 #include "dtopp/ops/core/torch.h"

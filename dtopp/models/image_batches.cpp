@@ -1,11 +1,5 @@
 #include "dtopp/models/image_batches.h"
 
-#include <algorithm>
-#include <numeric>
-#include <span>
-#include <stdexcept>
-#include <utility>
-
 #include "dtopp/base/errors.h"
 #include "dtopp/base/format.h"
 #include "dtopp/base/random.h"

@@ -2,11 +2,6 @@
 // sample's position.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <vector>
-
 #include "dtopp/config/run_config.h"
 #include "dtopp/data/files/verified_files.h"
 #include "dtopp/models/batch.h"

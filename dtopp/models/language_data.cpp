@@ -1,4 +1,3 @@
-#include <algorithm>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/base/files.h"
@@ -35,9 +34,8 @@ void check_same_tokenizer(const std::vector<data::TokenStream>& train,
 }
 
 std::string find_tokenizer(const std::vector<data::TokenStream>& streams) {
-  for (const data::TokenStream& stream : streams) {
+  for (const data::TokenStream& stream : streams)
     if (const auto path = data::tokenizer_beside(stream.path())) return read_file(*path);
-  }
   return {};
 }
 

@@ -1,9 +1,5 @@
 #include "dtopp/models/language_model.h"
 
-#include <algorithm>
-#include <stdexcept>
-#include <string>
-
 #include <ATen/record_function.h>
 
 #include "dtopp/base/errors.h"
@@ -115,9 +111,8 @@ at::Tensor document_offsets(const at::Tensor& tokens_BL, int64_t end_of_text) {
   const auto tokens = tokens_BL.accessor<int64_t, 2>();
   std::vector<int32_t> offsets;
   for (int64_t b = 0; b < B; ++b) {
-    for (int64_t i = 0; i < L; ++i) {
+    for (int64_t i = 0; i < L; ++i)
       if (i == 0 || tokens[b][i - 1] == end_of_text) offsets.push_back(static_cast<int32_t>(b * L + i));
-    }
   }
   offsets.push_back(static_cast<int32_t>(B * L));
   return at::tensor(offsets, at::kInt);

@@ -6,11 +6,6 @@
 //   logits = norm(x) W_head^T
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <vector>
-
 #include "dtopp/config/model_config.h"
 #include "dtopp/config/routing_config.h"
 #include "dtopp/config/run_config.h"

@@ -1,6 +1,5 @@
 #include "dtopp/models/make_model.h"
 
-#include <stdexcept>
 #include <unordered_map>
 
 #include "dtopp/models/diffusion_transformer.h"
@@ -24,9 +23,8 @@ constexpr TypeEntry kModelTypes[] = {
 };
 
 const TypeEntry& entry_of(config::ModelType type) {
-  for (const TypeEntry& entry : kModelTypes) {
+  for (const TypeEntry& entry : kModelTypes)
     if (entry.type == type) return entry;
-  }
   throw std::invalid_argument("make_model: no model of this type");
 }
 

@@ -4,10 +4,7 @@
 // make_model.cpp.
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <string>
-#include <vector>
 
 #include "dtopp/models/costs.h"
 #include "dtopp/parameters/parameters.h"

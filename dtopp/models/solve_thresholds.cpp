@@ -1,8 +1,5 @@
 #include "dtopp/models/solve_thresholds.h"
 
-#include <algorithm>
-#include <numeric>
-
 #include "dtopp/moe/expert_bias.h"
 
 namespace dtopp::models {

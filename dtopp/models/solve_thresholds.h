@@ -1,9 +1,6 @@
 // Solves for the thresholds at which a model uses a given number of experts per token.
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
 #include "dtopp/config/run_config.h"
 #include "dtopp/models/batch_losses.h"
 #include "dtopp/models/model.h"

@@ -1,9 +1,5 @@
 #include "dtopp/models/validation_sums.h"
 
-#include <algorithm>
-#include <stdexcept>
-#include <utility>
-
 namespace dtopp::models {
 namespace {
 

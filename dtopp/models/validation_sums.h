@@ -1,11 +1,6 @@
 // Adds up the results of a validation over its batches, on all ranks.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "dtopp/distributed/collectives.h"
 #include "dtopp/models/batch.h"
 #include "dtopp/models/batch_losses.h"

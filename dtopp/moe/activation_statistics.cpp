@@ -1,8 +1,6 @@
 #include "dtopp/moe/activation_statistics.h"
 
-#include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include "dtopp/base/format.h"

@@ -4,12 +4,8 @@
 // The counts are int64 tensors on the device. Only summaries wait for the device.
 #pragma once
 
-#include <cstdint>
 #include <deque>
-#include <optional>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "dtopp/config/routing_config.h"
 #include "dtopp/ops/route/route.h"

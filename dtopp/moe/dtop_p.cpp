@@ -11,11 +11,7 @@
 // Source:        paper, Eqs. 4-6, 8 and 9
 #include "dtopp/moe/dtop_p.h"
 
-#include <algorithm>
 #include <limits>
-#include <memory>
-#include <optional>
-#include <stdexcept>
 
 #include "dtopp/base/format.h"
 #include "dtopp/moe/expert_bias.h"

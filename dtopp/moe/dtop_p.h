@@ -25,8 +25,6 @@
 // Source:        paper, Eqs. 5, 6, 8, 9 and Algorithm 1
 #pragma once
 
-#include <cstdint>
-
 #include "dtopp/config/routing_config.h"
 #include "dtopp/moe/solving.h"
 #include "dtopp/ops/core/named_tensors.h"

@@ -1,6 +1,5 @@
 #include "dtopp/moe/expert_bias.h"
 
-#include <algorithm>
 #include <limits>
 
 #include "dtopp/config/config.h"
@@ -86,9 +85,8 @@ ops::NamedTensors ExpertBias::metrics() const {
 
 at::Tensor centered_bias_of(const Router* router) {
   if (router == nullptr) return {};
-  for (const auto& [name, value] : router->state()) {
+  for (const auto& [name, value] : router->state())
     if (name == "bias_LE") return centered(value);
-  }
   return {};
 }
 

@@ -1,7 +1,5 @@
 #include "dtopp/moe/expert_layer.h"
 
-#include <algorithm>
-
 #include <ATen/record_function.h>
 
 #include "dtopp/ops/gemm/linear.h"

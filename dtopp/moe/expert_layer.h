@@ -3,8 +3,6 @@
 // Source:        paper, Eqs. 1-4 and 7
 #pragma once
 
-#include <memory>
-
 #include "dtopp/distributed/collectives.h"
 #include "dtopp/moe/experts.h"
 #include "dtopp/moe/router.h"

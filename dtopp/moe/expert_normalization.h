@@ -18,8 +18,6 @@
 // one optimizer step changes W m by as much as the logits of tokens differ.
 #pragma once
 
-#include <cstdint>
-
 #include "dtopp/config/run_config.h"
 #include "dtopp/ops/core/named_tensors.h"
 

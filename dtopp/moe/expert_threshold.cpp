@@ -10,9 +10,7 @@
 // its tokens take their T likeliest experts.
 //
 // Source:        Sun et al., Expert Threshold Routing (arXiv 2603.11535)
-#include <algorithm>
 #include <cmath>
-#include <memory>
 
 #include "dtopp/moe/router.h"
 #include "dtopp/ops/route/route.h"

@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdint>
 #include <span>
-#include <vector>
 
 #include "dtopp/distributed/collectives.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"

@@ -5,12 +5,6 @@
 // on a run's seed. A larger K adds experts to those of a smaller one. All gates are 1 / K.
 //
 // Source:        Roller et al., Hash Layers (arXiv 2106.04426)
-#include <memory>
-#include <numeric>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "dtopp/base/random.h"
 #include "dtopp/moe/router.h"
 #include "dtopp/ops/route/route.h"

@@ -1,9 +1,5 @@
 #include "dtopp/moe/make_router.h"
 
-#include <algorithm>
-#include <map>
-#include <stdexcept>
-
 #include "dtopp/base/errors.h"
 #include "dtopp/ops/core/host_copy.h"
 

@@ -1,11 +1,6 @@
 // Makes a router by its name, routing.method.
 #pragma once
 
-#include <filesystem>
-#include <memory>
-#include <span>
-#include <vector>
-
 #include "dtopp/base/safetensors.h"
 #include "dtopp/moe/router.h"
 

@@ -11,8 +11,6 @@
 // Half of the experts are active until lambda has grown.
 //
 // Source:        Wang et al., ReMoE (arXiv 2412.14711)
-#include <memory>
-
 #include "dtopp/moe/router.h"
 
 namespace dtopp::moe {

@@ -1,8 +1,6 @@
 #include "dtopp/moe/router.h"
 
-#include <algorithm>
 #include <bit>
-#include <stdexcept>
 
 #include "dtopp/base/format.h"
 #include "dtopp/ops/core/host_copy.h"

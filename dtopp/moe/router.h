@@ -11,11 +11,6 @@
 // batch.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <string_view>
-#include <vector>
-
 #include "dtopp/config/run_config.h"
 #include "dtopp/moe/expert_normalization.h"
 #include "dtopp/ops/core/named_tensors.h"

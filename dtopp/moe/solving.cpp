@@ -1,8 +1,6 @@
 #include "dtopp/moe/solving.h"
 
-#include <algorithm>
 #include <cmath>
-#include <memory>
 
 #include "dtopp/ops/route/cumulative_prob_bins.h"
 

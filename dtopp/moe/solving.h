@@ -3,9 +3,6 @@
 // A layer's input depends on p of the layers below. One forward pass therefore solves layer after layer.
 #pragma once
 
-#include <utility>
-#include <vector>
-
 #include <c10/util/FunctionRef.h>
 
 #include "dtopp/distributed/collectives.h"

@@ -1,6 +1,4 @@
 // Selects the top_k likeliest experts of each token.
-#include <memory>
-
 #include "dtopp/moe/expert_bias.h"
 #include "dtopp/moe/router.h"
 

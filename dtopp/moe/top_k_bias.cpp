@@ -10,9 +10,6 @@
 //   sum_e f_e mean(P_e)        f_e = E c_e / (K L), a constant
 //
 // Source:        DeepSeek-V3 (arXiv 2412.19437), section 2.1.2
-#include <algorithm>
-#include <memory>
-
 #include "dtopp/moe/expert_bias.h"
 
 namespace dtopp::moe {

@@ -1,10 +1,7 @@
 #include "dtopp/optim/optimizer.h"
 
-#include <algorithm>
-#include <cmath>
 #include <map>
 #include <numbers>
-#include <utility>
 
 #include "dtopp/ops/optimizer/orthogonalize.h"
 

@@ -14,11 +14,7 @@
 // as the parameter, and checkpoints hold it as "<parameter>.<slot>".
 #pragma once
 
-#include <cstdint>
-#include <memory>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "dtopp/config/run_config.h"
 #include "dtopp/distributed/shard_layout.h"

@@ -1,7 +1,5 @@
 #include "dtopp/optim/parameter_store.h"
 
-#include <algorithm>
-
 #include "dtopp/checkpoint/tensor_files.h"
 #include "dtopp/ops/core/host_copy.h"
 #include "dtopp/ops/optimizer/squared_norms.h"

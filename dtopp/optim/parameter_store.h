@@ -35,13 +35,7 @@
 //                the same order
 #pragma once
 
-#include <functional>
-#include <memory>
-#include <span>
-#include <string>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include <c10/util/FunctionRef.h>
 

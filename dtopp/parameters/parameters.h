@@ -5,10 +5,7 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "dtopp/config/run_config.h"
 #include "dtopp/ops/core/torch.h"

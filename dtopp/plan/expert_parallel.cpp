@@ -1,4 +1,3 @@
-#include <algorithm>
 
 #include "dtopp/config/config.h"
 #include "dtopp/plan/plan.h"
@@ -72,9 +71,8 @@ void check_dims(const distributed::ParallelDims& dims, const config::ModelConfig
 std::vector<int64_t> possible_expert_parallel(const distributed::ParallelDims& dims,
                                               const config::ModelConfig& model) {
   std::vector<int64_t> degrees;
-  for (int64_t degree = 1; degree <= dims.node_size(); ++degree) {
+  for (int64_t degree = 1; degree <= dims.node_size(); ++degree)
     if (dims.node_size() % degree == 0 && model.num_experts % degree == 0) degrees.push_back(degree);
-  }
   return degrees;
 }
 

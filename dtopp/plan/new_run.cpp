@@ -1,9 +1,6 @@
 #include "dtopp/plan/new_run.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstdlib>
-#include <utility>
 
 #include "dtopp/config/config.h"
 #include "dtopp/plan/plan.h"

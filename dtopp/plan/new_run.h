@@ -3,11 +3,7 @@
 // docs/how-to/new-run.md lists each rule with its source.
 #pragma once
 
-#include <cstdint>
 #include <map>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "dtopp/config/run_config.h"
 

@@ -1,10 +1,5 @@
 #include "dtopp/plan/plan.h"
 
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <map>
-
 #include "dtopp/config/config.h"
 #include "dtopp/distributed/bucketed_reducer.h"
 #include "dtopp/models/make_model.h"

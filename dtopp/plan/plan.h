@@ -1,12 +1,6 @@
 // Estimates the cost of a run from its configuration alone: parameters, arithmetic, memory and communication.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "dtopp/config/run_config.h"
 #include "dtopp/device/known_devices.h"
 #include "dtopp/distributed/shard_layout.h"

@@ -1,5 +1,3 @@
-#include <algorithm>
-#include <array>
 
 #include <nlohmann/json.hpp>
 
@@ -61,9 +59,8 @@ std::string precision_text(const Plan& plan) {
 
 std::string memory_rows(const Plan& plan) {
   std::string text = std::string("memory") + (plan.dims.world_size > 1 ? " of each rank" : "") + "\n";
-  for (const models::MemoryPart& part : plan.memory) {
+  for (const models::MemoryPart& part : plan.memory)
     if (part.bytes > 0) text += row("  " + words(part.name), bytes(part.bytes));
-  }
   text += row("  total", bytes(plan.memory_bytes()),
               "micro-batch " + std::to_string(plan.micro_batch_size) + ", " + precision_text(plan));
   if (plan.snapshot_bytes == 0) return text;
@@ -87,10 +84,9 @@ std::string sent_rows(const Plan& plan) {
   };
   std::string text = columns("sent per step, mean rank", "inside nodes", "between nodes");
   const CollectiveBytes total = sent_bytes(plan);
-  for (const CollectiveBytes& sent : by_collective(plan.communication)) {
+  for (const CollectiveBytes& sent : by_collective(plan.communication))
     if (sent.inside + sent.between > 0)
       text += columns("  " + words(sent.name), bytes(sent.inside), bytes(sent.between));
-  }
   text += columns("  total", bytes(total.inside), bytes(total.between));
   if (plan.dims.ep_size > 1)
     text += row("rows per token", format("%.2f", plan.communication.rows_per_token),

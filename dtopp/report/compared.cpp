@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <set>
 
 #include "dtopp/config/config.h"
@@ -20,9 +19,8 @@ std::optional<ReportTable> configuration_table(const ReportInput& input) {
   for (const RunGroup& group : input.groups) {
     const auto leaves = config::flatten_config(input.runs[group.runs[0]].config);
     configs.emplace_back(leaves.begin(), leaves.end());
-    for (const auto& [key, value] : leaves) {
+    for (const auto& [key, value] : leaves)
       if (known.insert(key).second) keys.push_back(key);
-    }
   }
   ReportTable table{"Differences between the configurations", {"key"}};
   for (const RunGroup& group : input.groups) table.head.push_back(group.name);
@@ -46,10 +44,9 @@ std::string accuracy_of(const std::string& task) { return concat(kTask, task, kA
 std::vector<std::string> tasks_of(const ReportInput& input) {
   std::set<std::string> names;
   for (const ReportRun& run : input.runs) {
-    for (const auto& [metric, series] : run.history.series) {
+    for (const auto& [metric, series] : run.history.series)
       if (metric.starts_with(kTask) && metric.ends_with(kAccuracy))
         names.insert(metric.substr(kTask.size(), metric.size() - kTask.size() - kAccuracy.size()));
-    }
     for (const auto& [model, evaluation] : run.evaluations.by_model) {
       for (const auto& [name, score] : evaluation.tasks) names.insert(name);
     }

@@ -1,6 +1,4 @@
-#include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "dtopp/report/numbers.h"
 #include "dtopp/report/sections.h"
@@ -15,9 +13,8 @@ double of(const ReportRun& run, const std::string& metric, double (*summary)(con
 
 double highest(const runs::Series& series) {
   double high = std::nan("");
-  for (const double value : series.values) {
+  for (const double value : series.values)
     if (!(value <= high) && std::isfinite(value)) high = value;
-  }
   return high;
 }
 

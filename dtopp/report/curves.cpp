@@ -1,4 +1,3 @@
-#include <array>
 #include <cmath>
 
 #include "dtopp/report/numbers.h"
@@ -90,9 +89,8 @@ std::vector<UnusualStep> loss_spikes(const ReportRun& run) {
 
 std::vector<ReportBlock> curve_blocks(RunDrawing& drawing) {
   std::vector<std::string> measures;
-  for (const study::StudyCurve& curve : drawing.input.curves) {
+  for (const study::StudyCurve& curve : drawing.input.curves)
     if (std::ranges::find(measures, curve.measure) == measures.end()) measures.push_back(curve.measure);
-  }
   ReportChoice choice{"curves", "At equal", {}};
   for (const Axis& axis : kAxes) {
     ReportOption option{axis.label, {}};

@@ -16,9 +16,8 @@ static_assert(std::endian::native == std::endian::little, "pages carry little-en
 constexpr size_t kGenerationsKept = 16;
 
 bool is_affine(std::span<const double> values, double first, double step) {
-  for (size_t i = 0; i < values.size(); ++i) {
+  for (size_t i = 0; i < values.size(); ++i)
     if (values[i] != first + step * static_cast<double>(i)) return false;
-  }
   return true;
 }
 

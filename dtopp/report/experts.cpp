@@ -1,5 +1,4 @@
 #include <cmath>
-#include <numeric>
 
 #include "dtopp/base/format.h"
 #include "dtopp/report/numbers.h"

@@ -1,7 +1,5 @@
 #include "dtopp/report/input.h"
 
-#include <algorithm>
-#include <charconv>
 #include <set>
 #include <sstream>
 #include <system_error>
@@ -65,9 +63,8 @@ ReportRun read_run(const fs::path& path, const FindCost& find_cost) {
 void tell_apart(std::vector<ReportRun>& runs) {
   std::map<std::string, int> counts;
   for (const ReportRun& run : runs) ++counts[run.name];
-  for (ReportRun& run : runs) {
+  for (ReportRun& run : runs)
     if (counts[run.name] > 1) run.name += " (" + run.path.string() + ")";
-  }
 }
 
 // Makes row names unique: rows with the same name in several studies also get the path of their study.
@@ -99,9 +96,8 @@ std::string name_of_seeds(const std::vector<ReportRun>& runs, const RunGroup& gr
   if (group.runs.size() == 1) return name;
   for (const size_t run : group.runs) name.erase(std::ranges::mismatch(name, runs[run].name).in1, name.end());
   name = name.substr(0, name.find(" ("));
-  for (const std::string_view end : {"-", "_", " ", "seed", "-", "_", " "}) {
+  for (const std::string_view end : {"-", "_", " ", "seed", "-", "_", " "})
     if (name.ends_with(end)) name.erase(name.size() - end.size());
-  }
   return name.empty() ? runs[group.runs[0]].name : name;
 }
 
@@ -129,9 +125,8 @@ std::vector<RunGroup> group_runs(const std::vector<ReportRun>& runs) {
 
 ReportInput read_report_input(const std::vector<fs::path>& paths, const FindCost& find_cost) {
   std::map<fs::path, study::StudyFile> studies;
-  for (const fs::path& path : paths) {
+  for (const fs::path& path : paths)
     if (study::is_study(path)) studies.emplace(path, study::read_study_file(path));
-  }
   tell_rows_apart(studies);
   ReportInput input;
   for (const fs::path& path : paths) {

@@ -1,13 +1,6 @@
 // Reads the input of a report: runs with their metrics and evaluations, and the tables of studies.
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "dtopp/config/run_config.h"
 #include "dtopp/runs/run_history.h"
 #include "dtopp/study/study_file.h"

@@ -1,6 +1,5 @@
 #include <cmath>
 #include <set>
-#include <tuple>
 
 #include "dtopp/report/numbers.h"
 #include "dtopp/report/sections.h"
@@ -106,10 +105,9 @@ std::vector<std::string> held_out_sources(const ReportInput& input) {
   constexpr std::string_view kBegin = "val/", kEnd = "/loss";
   std::set<std::string> names;
   for (const ReportRun& run : input.runs) {
-    for (const auto& [metric, series] : run.history.series) {
+    for (const auto& [metric, series] : run.history.series)
       if (metric.starts_with(kBegin) && metric.ends_with(kEnd) && metric.size() > kBegin.size() + kEnd.size())
         names.insert(metric.substr(kBegin.size(), metric.size() - kBegin.size() - kEnd.size()));
-    }
   }
   return {names.begin(), names.end()};
 }

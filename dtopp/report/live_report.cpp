@@ -35,9 +35,8 @@ LiveReport::State LiveReport::state() const {
     add(run / "metrics.jsonl");
     for (const fs::path& folder : {run, run / "samples"}) {
       std::error_code error;
-      for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+      for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
         if (folder != run || it->path().extension() == ".json") add(it->path());
-      }
     }
   }
   for (const fs::path& path : paths_) {

@@ -1,13 +1,6 @@
 // Keeps a report up to date while its runs are training.
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "dtopp/http/server.h"
 #include "dtopp/report/document.h"
 #include "dtopp/report/input.h"

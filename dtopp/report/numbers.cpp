@@ -27,9 +27,8 @@ std::string scaled(double value) {
   static constexpr std::array<std::pair<double, const char*>, 5> kUnits = {
       {{1e18, " E"}, {1e15, " P"}, {1e12, " T"}, {1e9, " G"}, {1e6, " M"}}};
   if (!std::isfinite(value)) return kNone;
-  for (const auto& [unit, suffix] : kUnits) {
+  for (const auto& [unit, suffix] : kUnits)
     if (std::abs(value) >= unit) return with_minus(format("%.4g", value / unit)) + suffix;
-  }
   if (std::abs(value) >= 1e3) return whole(std::llround(value));
   return with_minus(format("%.4g", value));
 }

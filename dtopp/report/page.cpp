@@ -1,7 +1,5 @@
 #include "dtopp/report/page.h"
 
-#include <map>
-
 #include "dtopp/base/files.h"
 #include "dtopp/report/page_files.h"
 #include "dtopp/report/sections.h"

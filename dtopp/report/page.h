@@ -1,11 +1,6 @@
 // Renders a report as one self-contained HTML file, which needs no network.
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
-#include <optional>
-#include <string>
-
 #include "dtopp/report/document.h"
 #include "dtopp/report/input.h"
 

@@ -54,10 +54,9 @@ std::vector<double> means(const std::vector<double>& values, size_t stride) {
 constexpr double kSecondsPerHour = 3600;
 
 int group_of(const ReportInput& input, size_t run) {
-  for (size_t group = 0; group < input.groups.size(); ++group) {
+  for (size_t group = 0; group < input.groups.size(); ++group)
     if (std::ranges::find(input.groups[group].runs, run) != input.groups[group].runs.end())
       return static_cast<int>(group);
-  }
   return 0;
 }
 
@@ -90,9 +89,8 @@ ReportedRun describe(const ReportInput& input, size_t index, Columns& columns) {
 
 std::string about(const ReportInput& input) {
   int64_t tokens = 0;
-  for (const ReportRun& run : input.runs) {
+  for (const ReportRun& run : input.runs)
     if (!run.history.tokens.values.empty()) tokens += static_cast<int64_t>(run.history.tokens.values.back());
-  }
   if (input.runs.size() > 1)
     return count_of(input.runs.size(), "run") + ", " + count_of(input.groups.size(), "configuration") + ", " +
            scaled(static_cast<double>(tokens)) + " tokens in total";
@@ -125,9 +123,8 @@ bool any_run_has_more_than_zero(const ReportInput& input, const std::string& met
 }
 
 const char* main_loss(const ReportRun& run) {
-  for (const char* metric : {"train/lm_loss", "train/diffusion_loss"}) {
+  for (const char* metric : {"train/lm_loss", "train/diffusion_loss"})
     if (find_series(run, metric) != nullptr) return metric;
-  }
   return "train/loss";
 }
 

@@ -1,10 +1,6 @@
 // The sections of a report, and what several of them draw with.
 #pragma once
 
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "dtopp/report/document.h"
 #include "dtopp/report/input.h"
 

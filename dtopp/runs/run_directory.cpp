@@ -46,9 +46,8 @@ void require_same_configuration(const std::string& what, const config::RunConfig
     for (size_t i = 0; i < here.data.train.size(); ++i) moved.data.train[i].path = here.data.train[i].path;
   }
   std::string keys;
-  for (const std::string& key : config::differing_keys(moved, here)) {
+  for (const std::string& key : config::differing_keys(moved, here))
     if (config::affects_result(key)) keys += (keys.empty() ? "" : ", ") + key;
-  }
   if (keys.empty()) return;
   const bool is_longer = here.training.steps > there.training.steps;
   throw UsageError(
@@ -103,9 +102,8 @@ std::optional<checkpoint::Checkpoint> newest_checkpoint(const fs::path& checkpoi
 
 checkpoint::Checkpoint open_checkpoint(const fs::path& path, const ConsoleLog& log,
                                        checkpoint::CheckpointUse use, const checkpoint::VerifyFiles& verify) {
-  for (const auto& checkpoints : {checkpoints_of(path), path}) {
+  for (const auto& checkpoints : {checkpoints_of(path), path})
     if (auto newest = newest_checkpoint(checkpoints, log, use, verify)) return std::move(*newest);
-  }
   return checkpoint::Checkpoint(path, use, verify);
 }
 

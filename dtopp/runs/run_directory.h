@@ -4,11 +4,7 @@
 //   <run>/config.yaml  run.json  metrics.jsonl  events.out.tfevents.*  checkpoints/step-00001000/
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
 #include <limits>
-#include <optional>
-#include <string>
 
 #include "dtopp/base/files.h"
 #include "dtopp/base/progress.h"

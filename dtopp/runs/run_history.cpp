@@ -2,7 +2,6 @@
 
 #include <limits>
 #include <new>
-#include <string_view>
 
 #include <simdjson.h>
 

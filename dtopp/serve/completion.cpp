@@ -1,8 +1,6 @@
 #include "dtopp/serve/completion.h"
 
-#include <algorithm>
 #include <ctime>
-#include <numeric>
 
 #include <nlohmann/json.hpp>
 

@@ -1,17 +1,6 @@
 // Turns the tokens of one request into its answer, whole or as a stream of events.
 #pragma once
 
-#include <array>
-#include <atomic>
-#include <cstdint>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include <nlohmann/json_fwd.hpp>
 
 #include "dtopp/http/server.h"

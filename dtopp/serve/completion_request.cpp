@@ -1,6 +1,5 @@
 #include "dtopp/serve/completion_request.h"
 
-#include <algorithm>
 #include <random>
 
 #include <nlohmann/json.hpp>

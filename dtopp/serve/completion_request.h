@@ -1,13 +1,7 @@
 // Reads and checks the body of POST /v1/completions.
 #pragma once
 
-#include <cstdint>
-#include <optional>
 #include <set>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "dtopp/data/text/tokenizer.h"
 #include "dtopp/http/server.h"

@@ -1,7 +1,6 @@
 #include "dtopp/serve/service.h"
 
 #include <ctime>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 

@@ -7,10 +7,6 @@
 //   GET  /metrics           counters for Prometheus
 #pragma once
 
-#include <memory>
-#include <string>
-#include <string_view>
-
 #include "dtopp/base/stop.h"
 #include "dtopp/http/server.h"
 #include "dtopp/inference/scheduler.h"

@@ -2,12 +2,6 @@
 // or time.
 #pragma once
 
-#include <array>
-#include <map>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "dtopp/runs/run_history.h"
 #include "dtopp/study/results.h"
 

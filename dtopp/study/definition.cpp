@@ -1,6 +1,5 @@
 #include "dtopp/study/definition.h"
 
-#include <array>
 #include <map>
 #include <set>
 
@@ -263,10 +262,9 @@ void assign_seeds(DefinitionFields& file, const std::vector<int64_t>& seeds, con
   const std::string where = location + ": only";
   for (const auto& [name, own] : file.only) {
     find_variant(file.variants, name, where).only = own;
-    for (const int64_t seed : own) {
+    for (const int64_t seed : own)
       if (std::ranges::find(seeds, seed) == seeds.end())
         throw UsageError(where, ".", name, ": ", seed, " is no seed of the study");
-    }
   }
 }
 
@@ -275,9 +273,8 @@ void check_comparisons(DefinitionFields& file) {
   for (const PlannedComparison& planned : file.compare) {
     names.push_back(planned.name);
     const std::string where = planned.location + ": compare: " + config::quote_for_message(planned.name);
-    for (const std::string* name : {&planned.of, &planned.less, &planned.over.of, &planned.over.less}) {
+    for (const std::string* name : {&planned.of, &planned.less, &planned.over.of, &planned.over.less})
       if (!name->empty()) find_variant(file.variants, *name, where);
-    }
     if (std::ranges::find(file.measure, planned.measure) == file.measure.end())
       throw UsageError(where, ": ", planned.measure, " is no measure of the study; add it to measure");
     if (!file.grid.empty() || !file.zip.empty())
@@ -492,10 +489,9 @@ nlohmann::ordered_json to_json(const GridPoint& point) {
 std::string hash_of(const config::RunConfig& config) {
   const auto defaults = config::flatten_config(config::RunConfig());
   std::string text;
-  for (const auto& [key, value] : config::flatten_config(config)) {
+  for (const auto& [key, value] : config::flatten_config(config))
     if (is_measured(key) && std::ranges::count(defaults, std::pair(key, value)) == 0)
       text.append(key).append(": ").append(value).append("\n");
-  }
   return hash_bytes(std::as_bytes(std::span(text)));
 }
 

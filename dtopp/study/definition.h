@@ -1,11 +1,6 @@
 // Reads the definition of a study from its YAML file: its runs and the measures to compare.
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
-#include <string>
-#include <vector>
-
 #include <nlohmann/json_fwd.hpp>
 
 #include "dtopp/config/config.h"

@@ -78,9 +78,8 @@ LedgerRow row_of(const nlohmann::json& json) {
       .tokens = integer_of(json.at("tokens")),
       .active_flops = json.at("active_flops"),
       .made_by = json.at("made_by")};
-  for (const auto& [measure, value] : json.at("values").items()) {
+  for (const auto& [measure, value] : json.at("values").items())
     if (!value.is_null()) row.values[measure].value = value.get<double>();
-  }
   for (const nlohmann::json& measure : json.at("diverged")) row.values[measure].diverged = true;
   for (const auto& [measure, curve] : json.at("curves").items()) {
     RunCurve& own = row.curves[measure];
@@ -140,9 +139,8 @@ LedgerKeeper::LedgerKeeper(const Study& study, const std::vector<StudyRun>& runs
     for (const char* list : {"earlier", "runs"}) {
       for (const nlohmann::json& item : json.at(list)) {
         LedgerRow row = row_of(item);
-        for (const LedgerRow& other : rows_) {
+        for (const LedgerRow& other : rows_)
           if (is_same_run(row, other)) require_agreement(row, file.string(), other, "another row");
-        }
         add(std::move(row));
       }
     }

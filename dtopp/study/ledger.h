@@ -8,13 +8,7 @@
 //    "earlier": [rows of runs whose configuration or data have changed since]}
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
-#include <map>
-#include <optional>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "dtopp/study/curves.h"
 #include "dtopp/study/results.h"

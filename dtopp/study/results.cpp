@@ -1,6 +1,5 @@
 #include "dtopp/study/results.h"
 
-#include <array>
 #include <cmath>
 
 #include <nlohmann/json.hpp>
@@ -362,9 +361,8 @@ std::vector<ComparisonResult> compute_comparisons(const Study& study, const std:
 
 void decide(std::vector<ComparisonResult>& results) {
   std::map<std::string, std::vector<ComparisonResult*>> families;
-  for (ComparisonResult& result : results) {
+  for (ComparisonResult& result : results)
     if (!result.planned.family.empty()) families[result.planned.family].push_back(&result);
-  }
   for (const auto& [family, members] : families) {
     std::vector<double> p;
     for (const ComparisonResult* result : members) p.push_back(result->difference.p.value_or(1));

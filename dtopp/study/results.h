@@ -2,13 +2,6 @@
 // baseline over seeds.
 #pragma once
 
-#include <cstdint>
-#include <map>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "dtopp/study/definition.h"
 #include "dtopp/study/run_folder.h"
 #include "dtopp/study/statistics.h"

@@ -6,11 +6,6 @@
 //   <run>/after/NAME.json  the result of a command after the run; its output is in NAME.log
 #pragma once
 
-#include <array>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "dtopp/study/definition.h"
 
 namespace dtopp::study {

@@ -1,11 +1,11 @@
 #include "dtopp/study/runner.h"
 
 #include <cmath>
-#include <csignal>
 #include <sstream>
 #include <system_error>
 
 #include "dtopp/base/errors.h"
+#include "dtopp/base/files.h"
 #include "dtopp/base/format.h"
 #include "dtopp/runs/run_history.h"
 #include "dtopp/study/results.h"
@@ -156,9 +156,8 @@ std::optional<std::vector<std::string>> StudyRunner::next() {
       progress_.finish();
       return std::nullopt;
     }
-    for (const int signal : signals_.wait(messages_.empty() ? kWaitMilliseconds : 0)) {
+    for (const int signal : signals_.wait(messages_.empty() ? kWaitMilliseconds : 0))
       if (launch::is_stop(signal)) stop(signal);
-    }
     has_ended = reap();
   }
   if (!messages_.empty()) progress_.clear();

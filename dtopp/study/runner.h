@@ -1,13 +1,7 @@
 // Executes the runs of a study, and the commands after them, each in its own process.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
 #include <deque>
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "dtopp/base/progress.h"
 #include "dtopp/launch/child_process.h"

@@ -5,13 +5,8 @@
 // 91 % of cases instead of 95 %.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <map>
 #include <optional>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "dtopp/runs/run_history.h"
 

@@ -1,12 +1,6 @@
 // Reads study.json and curves.json for a report.
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
-#include <map>
-#include <string>
-#include <vector>
-
 #include "dtopp/study/statistics.h"
 
 namespace dtopp::study {

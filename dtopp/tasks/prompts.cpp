@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <optional>
 #include <random>
 
 #include "dtopp/base/errors.h"
@@ -71,9 +70,8 @@ class PythonSet {
 
   std::vector<int64_t> elements() const {
     std::vector<int64_t> values;
-    for (const int64_t slot : slots_) {
+    for (const int64_t slot : slots_)
       if (slot >= 0) values.push_back(slot);
-    }
     return values;
   }
 

@@ -1,11 +1,7 @@
 // Builds the prompts of a task's items, as strings and as token ids.
 #pragma once
 
-#include <cstdint>
 #include <limits>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "dtopp/data/text/tokenizer.h"
 #include "dtopp/tasks/task.h"

@@ -2,16 +2,7 @@
 // results of finished tasks.
 #pragma once
 
-#include <array>
 #include <cmath>
-#include <cstdint>
-#include <filesystem>
-#include <map>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 

@@ -1,6 +1,5 @@
 #include "dtopp/tasks/task.h"
 
-#include <algorithm>
 #include <cmath>
 #include <map>
 #include <numeric>

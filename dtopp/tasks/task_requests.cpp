@@ -1,7 +1,5 @@
 #include "dtopp/tasks/task_requests.h"
 
-#include <algorithm>
-
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/json.h"

@@ -2,13 +2,6 @@
 // sequences is thus detected at once.
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "dtopp/base/files.h"
 #include "dtopp/tasks/prompts.h"
 #include "dtopp/tasks/task.h"

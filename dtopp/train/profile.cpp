@@ -1,7 +1,5 @@
 #include "dtopp/train/profile.h"
 
-#include <algorithm>
-#include <chrono>
 #include <set>
 
 #include <ATen/SequenceNumber.h>

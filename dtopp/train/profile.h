@@ -1,16 +1,6 @@
 // Measures where the time of steps goes.
 #pragma once
 
-#include <array>
-#include <cstdint>
-#include <filesystem>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include <ATen/core/ivalue.h>
 
 #include "dtopp/distributed/process_groups.h"

@@ -1,12 +1,5 @@
 #include "dtopp/train/replay.h"
 
-#include <algorithm>
-#include <atomic>
-#include <charconv>
-#include <cmath>
-#include <limits>
-#include <mutex>
-#include <stdexcept>
 #include <thread>
 
 #include <nlohmann/json.hpp>
@@ -84,10 +77,9 @@ const char* name_of(Pass pass) { return pass == Pass::kForward ? "forward" : "ba
 // The parameters that hold non-finite values. Collective.
 ordered_json nonfinite_parameters(const Trainer& trainer) {
   ordered_json names = ordered_json::array();
-  for (const parameters::ParameterSpec& spec : trainer.parameters().specs()) {
+  for (const parameters::ParameterSpec& spec : trainer.parameters().specs())
     if (!at::isfinite(trainer.parameters().main_param(spec.name)).all().item<bool>())
       names.push_back(spec.name);
-  }
   return names;
 }
 

@@ -1,12 +1,6 @@
 // Repeats one step of a run and finds its first non-finite value.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include <nlohmann/json_fwd.hpp>
 
 #include "dtopp/train/trainer.h"

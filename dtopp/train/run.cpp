@@ -1,9 +1,5 @@
 #include "dtopp/train/run.h"
 
-#include <algorithm>
-#include <chrono>
-#include <numeric>
-
 #include <omp.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -338,9 +334,8 @@ void RunSaver::poll() {
 void RunSaver::wait(const StopToken& stop) {
   if (lost_) std::rethrow_exception(lost_);
   if (!pending_.valid()) return;
-  while (pending_.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready) {
+  while (pending_.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready)
     if (stop.stop_requested()) abandon();
-  }
   finish();
 }
 

@@ -3,16 +3,7 @@
 // <output>/config.yaml  metrics.jsonl  events.out.tfevents.*  checkpoints/step-XXXXXXXX/
 #pragma once
 
-#include <atomic>
-#include <cstdint>
-#include <exception>
-#include <filesystem>
 #include <future>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "dtopp/base/progress.h"
 #include "dtopp/base/stop.h"

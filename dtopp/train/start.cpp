@@ -1,10 +1,6 @@
 #include "dtopp/train/start.h"
 
-#include <algorithm>
-#include <array>
-#include <map>
 #include <sstream>
-#include <string_view>
 
 #include <nlohmann/json.hpp>
 #include <sys/stat.h>
@@ -309,9 +305,8 @@ void InitialParameters::require_fit(const std::vector<ParameterSpec>& specs) con
   Shapes there, here;
   for (const ParameterSpec& spec : models::make_model(source_config_).parameters)
     there.emplace(spec.name, spec.shape);
-  for (const ParameterSpec& spec : specs) {
+  for (const ParameterSpec& spec : specs)
     if (!is_new(spec)) here.insert(stored(spec));
-  }
   for (const auto* shapes : {&here, &there}) {
     for (const auto& [name, shape] : *shapes) {
       if (describe(here, name) == describe(there, name)) continue;

@@ -1,12 +1,6 @@
 // Starts a run: its first parameters, the checks of all ranks, and a checkpoint to continue from.
 #pragma once
 
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "dtopp/base/progress.h"
 #include "dtopp/checkpoint/checkpoint.h"
 #include "dtopp/config/run_config.h"

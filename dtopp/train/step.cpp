@@ -105,9 +105,8 @@ StepNumbers StepSums::numbers(const StepShape& shape, const at::Tensor& squared_
 }
 
 const std::vector<double>* StepResult::router_values(std::string_view name) const {
-  for (const auto& [candidate, values] : router) {
+  for (const auto& [candidate, values] : router)
     if (candidate == name) return &values;
-  }
   return nullptr;
 }
 

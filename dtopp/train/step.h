@@ -1,11 +1,6 @@
 // The numbers of an optimizer step: measured by each rank, all-reduced, and decided on.
 #pragma once
 
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "dtopp/config/run_config.h"
 #include "dtopp/distributed/collectives.h"
 #include "dtopp/moe/activation_statistics.h"

@@ -1,8 +1,6 @@
 #include "dtopp/train/trainer.h"
 
-#include <algorithm>
 #include <sstream>
-#include <utility>
 
 #include <ATen/record_function.h>
 
@@ -65,10 +63,9 @@ void Trainer::record_training_data() {
 
 at::Tensor Trainer::scales() const {
   std::vector<at::Tensor> scales;
-  for (const parameters::ParameterSpec& spec : store_.specs()) {
+  for (const parameters::ParameterSpec& spec : store_.specs())
     if (spec.role == parameters::ParameterRole::kRouterScale)
       scales.push_back(store_.model_param(spec.name).detach());
-  }
   if (scales.empty()) return at::empty({0}, at::device(store_.device()).dtype(at::kFloat));
   return at::stack(scales);
 }

@@ -6,13 +6,6 @@
 // Collective:    the constructor and every function that is not const or is marked so
 #pragma once
 
-#include <deque>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "dtopp/base/stop.h"
 #include "dtopp/distributed/process_groups.h"
 #include "dtopp/models/batch.h"

@@ -1,9 +1,6 @@
 #include "dtopp/data/files/npy.h"
 
-#include <algorithm>
 #include <charconv>
-#include <optional>
-#include <stdexcept>
 
 #include <archive.h>
 #include <archive_entry.h>

@@ -1,13 +1,7 @@
 // NumPy arrays in files: .npy headers, and .npz archives.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <exception>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include <sys/types.h>
 

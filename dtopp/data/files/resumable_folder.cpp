@@ -1,8 +1,6 @@
 #include "dtopp/data/files/resumable_folder.h"
 
-#include <algorithm>
 #include <system_error>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 

@@ -15,9 +15,6 @@
 #pragma once
 
 #include <new>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 

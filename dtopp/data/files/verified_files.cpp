@@ -1,8 +1,5 @@
 #include "dtopp/data/files/verified_files.h"
 
-#include <map>
-#include <optional>
-
 #include <nlohmann/json.hpp>
 #include <sys/stat.h>
 #include <time.h>

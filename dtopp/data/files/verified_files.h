@@ -6,8 +6,6 @@
 // ctime.
 #pragma once
 
-#include <string>
-
 #include "dtopp/base/manifest.h"
 
 namespace dtopp::data {

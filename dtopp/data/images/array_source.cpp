@@ -1,6 +1,3 @@
-#include <array>
-#include <memory>
-#include <utility>
 
 #include "dtopp/base/byte_reader.h"
 #include "dtopp/base/errors.h"

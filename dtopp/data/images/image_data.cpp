@@ -1,8 +1,5 @@
 #include "dtopp/data/images/image_data.h"
 
-#include <algorithm>
-#include <stdexcept>
-
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"

@@ -4,16 +4,6 @@
 // The bytes of a sample are read on access.
 #pragma once
 
-#include <array>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include <nlohmann/json_fwd.hpp>
 
 #include "dtopp/base/manifest.h"

@@ -1,14 +1,9 @@
 #include "dtopp/data/images/image_source.h"
 
-#include <algorithm>
-#include <array>
-#include <cerrno>
 #include <charconv>
 #include <exception>
-#include <new>
 #include <system_error>
 #include <tuple>
-#include <utility>
 
 #include <archive.h>
 #include <archive_entry.h>

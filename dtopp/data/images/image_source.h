@@ -1,15 +1,7 @@
 // Reads pictures and latents from sources: folders, tar files and array files.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
 #include <set>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "dtopp/base/safetensors.h"
 #include "dtopp/data/files/resumable_folder.h"

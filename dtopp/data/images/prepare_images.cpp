@@ -1,8 +1,5 @@
 #include "dtopp/data/images/prepare_images.h"
 
-#include <system_error>
-#include <utility>
-
 #include <nlohmann/json.hpp>
 
 #include "dtopp/base/errors.h"

@@ -6,14 +6,6 @@
 #pragma once
 
 #include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <map>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "dtopp/base/manifest.h"
 #include "dtopp/base/safetensors.h"

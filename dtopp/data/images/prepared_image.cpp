@@ -1,8 +1,5 @@
-#include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
-#include <utility>
 
 #include <immintrin.h>
 

@@ -5,13 +5,6 @@
 // of equals), until no pair has a merge.
 #pragma once
 
-#include <array>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "dtopp/data/text/tokenizer_json.h"
 
 namespace dtopp::data {

@@ -1,9 +1,6 @@
 #include "dtopp/data/text/byte_source.h"
 
-#include <algorithm>
 #include <new>
-#include <string>
-#include <vector>
 
 #include <zlib.h>
 #include <zstd.h>

@@ -1,10 +1,7 @@
 #include "dtopp/data/text/mixture.h"
 
-#include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <optional>
-#include <stdexcept>
 
 #include "dtopp/base/errors.h"
 

@@ -4,12 +4,6 @@
 // Both depend only on (weights, sizes, seed, position).
 #pragma once
 
-#include <cstdint>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "dtopp/base/random.h"
 #include "dtopp/data/text/token_file.h"
 

@@ -1,12 +1,6 @@
 #include "dtopp/data/text/prepare_text.h"
 
-#include <algorithm>
-#include <limits>
-#include <optional>
 #include <set>
-#include <span>
-#include <system_error>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 

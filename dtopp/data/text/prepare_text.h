@@ -7,11 +7,6 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "dtopp/data/files/ordered_workers.h"
 #include "dtopp/data/files/resumable_folder.h"

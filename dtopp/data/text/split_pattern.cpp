@@ -1,11 +1,8 @@
 #include "dtopp/data/text/split_pattern.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <new>
-#include <optional>
-#include <utility>
 
 #include "dtopp/base/errors.h"
 #include "dtopp/data/text/unicode.h"

@@ -2,12 +2,7 @@
 #pragma once
 
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include <pcre2.h>
 

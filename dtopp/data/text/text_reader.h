@@ -5,12 +5,6 @@
 // (byte_source.h) may follow the name. Files are streamed; the longest line or document bounds the memory.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <string_view>
-
 #include "dtopp/base/errors.h"
 #include "dtopp/data/text/byte_source.h"
 

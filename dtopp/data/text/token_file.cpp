@@ -1,10 +1,6 @@
 #include "dtopp/data/text/token_file.h"
 
-#include <algorithm>
 #include <array>
-#include <cstring>
-#include <stdexcept>
-#include <string_view>
 
 #include <nlohmann/json.hpp>
 

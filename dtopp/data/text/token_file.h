@@ -4,13 +4,6 @@
 // arrays with or without a header. Ids are read on demand. Every header field is checked before use.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include <nlohmann/json_fwd.hpp>
 
 #include "dtopp/base/files.h"

@@ -1,10 +1,6 @@
 #include "dtopp/data/text/tokenizer.h"
 
-#include <algorithm>
-#include <array>
 #include <bitset>
-#include <cstring>
-#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -72,9 +68,8 @@ class AddedTokenMatcher {
       const size_t first = byte_at(text, 0);
       if (first_bytes_[first].end == 0) first_bytes_[first].begin = i;
       first_bytes_[first].end = i + 1;
-      for (size_t second = 0; second < 256; ++second) {
+      for (size_t second = 0; second < 256; ++second)
         if (text.size() == 1 || second == byte_at(text, 1)) first_pairs_.set(first << 8 | second);
-      }
     }
   }
 

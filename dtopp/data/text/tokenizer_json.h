@@ -6,16 +6,10 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
-#include <string>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "dtopp/data/text/unicode.h"
 

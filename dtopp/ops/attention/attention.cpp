@@ -1,8 +1,5 @@
 #include "dtopp/ops/attention/attention.h"
 
-#include <algorithm>
-#include <cmath>
-
 #include "dtopp/ops/gemm/cpu_kernel.h"
 #include "dtopp/ops/gemm/dot_products.h"
 

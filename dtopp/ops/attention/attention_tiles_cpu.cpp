@@ -8,8 +8,6 @@
 // of q.
 //
 // The kinds of tiles are bf16 on a CPU that multiplies bf16, and float for fp32 and for bf16 on other CPUs.
-#include <bit>
-#include <cmath>
 #include <limits>
 
 #include <ATen/record_function.h>

@@ -1,8 +1,6 @@
 // norm_rotary's CUDA kernels, as plain functions of device pointers. norm_rotary.h has the equations.
 #pragma once
 
-#include <cstdint>
-
 #include "dtopp/ops/cuda/cuda_types.h"
 
 namespace dtopp::ops::cuda {

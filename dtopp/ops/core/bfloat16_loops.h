@@ -6,7 +6,6 @@
 // `convert`, `convert_scaled` and the loops that post-process tiles round.
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
 #include "dtopp/ops/core/bfloat16.h"

@@ -24,9 +24,8 @@ inline NamedTensors values_of(const StateTensors& stored) {
 
 // Throws std::invalid_argument with `owner` in its message if no tensor has this name.
 inline const at::Tensor& find_tensor(const NamedTensors& tensors, std::string_view name, const char* owner) {
-  for (const auto& [candidate, tensor] : tensors) {
+  for (const auto& [candidate, tensor] : tensors)
     if (candidate == name) return tensor;
-  }
   throw std::invalid_argument(std::string(owner) + ": no tensor is named " + std::string(name));
 }
 

@@ -5,10 +5,8 @@
 // in cache, it multiplies them with the chunk's rows, which gives its rows of the weight's gradient. It also
 // multiplies them with the weight, which gives its part of the gradient of x. Between the two steps, only the
 // chunk's exponentials leave the cache.
-#include <cmath>
 #include <limits>
 #include <optional>
-#include <vector>
 
 #include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"

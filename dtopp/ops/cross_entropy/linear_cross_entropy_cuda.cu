@@ -122,9 +122,8 @@ __global__ void __launch_bounds__(kThreads) log_probs_kernel(LogProbRows<Real> o
   const Real* logits_V = out.in.logits_NV + row * vocabulary;
   const RowSum<Real> sum = sum_row<kWidth>(logits_V, vocabulary);
   int64_t left = 0;  // number of ids from the likeliest one to the end; 0 if all logits are NaN
-  for (int64_t v = threadIdx.x; v < vocabulary && left == 0; v += kThreads) {
+  for (int64_t v = threadIdx.x; v < vocabulary && left == 0; v += kThreads)
     if (logits_V[v] == sum.highest) left = vocabulary - v;
-  }
   left = block_max(left, reinterpret_cast<int64_t*>(shared_memory()));
   if (threadIdx.x != 0) return;
   out.log_probs_N[row] = static_cast<Real>(logits_V[out.in.targets_N[row]] - sum.lse);

@@ -2,8 +2,6 @@
 // of logits belongs to one token and spans the vocabulary.
 #pragma once
 
-#include <cstdint>
-
 #include "dtopp/ops/cuda/cuda_types.h"
 
 namespace dtopp::ops::cuda {

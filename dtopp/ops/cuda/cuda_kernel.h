@@ -6,8 +6,6 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
-#include <limits>
 #include <stdexcept>
 #include <string>
 

@@ -1,7 +1,5 @@
 #include "dtopp/ops/gemm/linear.h"
 
-#include <array>
-
 #include <ATen/native/CPUBlas.h>
 #include <ATen/record_function.h>
 

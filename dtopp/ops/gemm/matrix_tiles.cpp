@@ -1,7 +1,5 @@
 #include "dtopp/ops/gemm/matrix_tiles.h"
 
-#include <array>
-
 #include "dtopp/ops/gemm/vector_registers.h"
 
 namespace dtopp::ops {

@@ -1,7 +1,5 @@
 #include "dtopp/ops/gemm/right_side.h"
 
-#include <algorithm>
-
 #include "dtopp/ops/gemm/vector_registers.h"
 
 namespace dtopp::ops {

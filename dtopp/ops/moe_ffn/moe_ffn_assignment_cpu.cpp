@@ -1,4 +1,3 @@
-#include <bit>
 #include <utility>
 
 #include "dtopp/ops/moe_ffn/expert_tree.h"

@@ -23,9 +23,6 @@
 // in cache. Each weight is read once and its packed copy never leaves the cache.
 #pragma once
 
-#include <algorithm>
-#include <vector>
-
 #include "dtopp/ops/gemm/cpu_kernel.h"
 #include "dtopp/ops/moe_ffn/moe_ffn.h"
 

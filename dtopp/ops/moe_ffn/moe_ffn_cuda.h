@@ -5,8 +5,6 @@
 // read nor written.
 #pragma once
 
-#include <cstdint>
-
 #include "dtopp/ops/cuda/cuda_types.h"
 #include "dtopp/ops/moe_ffn/expert_tree.h"
 

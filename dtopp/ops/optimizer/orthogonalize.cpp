@@ -1,7 +1,5 @@
 #include "dtopp/ops/optimizer/orthogonalize.h"
 
-#include <algorithm>
-
 #include "dtopp/ops/core/call_op.h"
 #include "dtopp/ops/gemm/linear.h"
 

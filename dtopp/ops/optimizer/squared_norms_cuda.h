@@ -1,8 +1,6 @@
 // squared_norms' CUDA kernel, as a plain function of device pointers. squared_norms.h describes it.
 #pragma once
 
-#include <cstdint>
-
 #include "dtopp/ops/cuda/cuda_types.h"
 
 namespace dtopp::ops::cuda {

@@ -1,6 +1,4 @@
 
-#include <array>
-#include <bit>
 #include <numeric>
 #include <utility>
 

@@ -22,9 +22,8 @@ __device__ void count_token(const CumulativeProbHistogram<Scalar>& of, int64_t t
   load_token(of.logits_TE + t * experts, experts, of.rule, theta, token);
   if (!token.finite()) return;
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
+  for (int i = 0; i < kPerLane; ++i)
     if (expert_of(i) < experts) p_E[expert_of(i)] = token.p[i];
-  }
   __syncwarp();
   const int real = experts - static_cast<int>(of.zero_experts), first_rank = of.zero_experts > 0 ? 0 : 1;
   for (int e = lane_index(); e < real; e += kWarp) {

@@ -26,9 +26,7 @@
 // Source:        paper, Eqs. 2–4 and 7; ReMoE (arXiv 2412.14711); Expert Threshold Routing (arXiv 2603.11535)
 #pragma once
 
-#include <cstdint>
 #include <optional>
-#include <string_view>
 #include <tuple>
 
 #include "dtopp/ops/core/call_op.h"

@@ -126,9 +126,8 @@ __device__ double token_backward(const RouteBackward<Scalar>& in, int64_t t,
     for (int i = 0; i < kPerLane; ++i) gradient[i] += factor * token.p[i];
   }
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
+  for (int i = 0; i < kPerLane; ++i)
     if (expert_of(i) < experts) store(in.grad_logits_TE + row + expert_of(i), gradient[i]);
-  }
   return grad_theta;
 }
 

@@ -1,7 +1,6 @@
 // Normalization and softmax of one token's logits, shared by route's CPU forward and backward passes.
 #pragma once
 
-#include <cmath>
 #include <limits>
 #include <type_traits>
 #include <vector>

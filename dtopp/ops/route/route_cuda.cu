@@ -210,9 +210,8 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteForward<Scala
     route_token<Scalar, kPerLane>(in, t, theta, statistics, sums);
   for (int warp = 0; warp < kRouteWarps; ++warp) {
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
+    for (int i = 0; i < kPerLane; ++i)
       if (warp == warp_index() && expert_of(i) < experts) statistics.prob_E[expert_of(i)] += sums.prob[i];
-    }
     __syncthreads();
   }
   const double entropy = sum_of_warps(sums.entropy, statistics.scratch);

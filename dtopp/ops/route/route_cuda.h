@@ -2,8 +2,6 @@
 // the equations.
 #pragma once
 
-#include <cstdint>
-
 #include "dtopp/ops/cuda/cuda_types.h"
 #include "dtopp/ops/route/route_rule.h"
 

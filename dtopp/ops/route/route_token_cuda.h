@@ -34,9 +34,8 @@ template <typename Real, int kPerLane>
 __device__ Exponentials<Real> exponentials(const Real (&s)[kPerLane], int experts, Real (&out)[kPerLane]) {
   Real highest = -kInfinity<Real>;
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
+  for (int i = 0; i < kPerLane; ++i)
     if (expert_of(i) < experts) highest = s[i] > highest ? s[i] : highest;
-  }
   highest = warp_max(highest);
   Real sum = 0;
 #pragma unroll

@@ -8,8 +8,6 @@
 // Preconditions: supports_fused_gemm; addresses are multiples of 16 bytes
 #pragma once
 
-#include <cstdint>
-
 #include "dtopp/ops/cuda/cuda_types.h"
 
 namespace dtopp::ops::cuda {
