@@ -42,17 +42,17 @@ std::string token_of(const ServeOptions& options) {
 // The solved budgets, and the text on which more of them are solved.
 struct Budgets {
   inference::KeptBudgets kept{};
-  at::Tensor windows_BL{};  // undefined: no more are solved
+  Tensor windows_BL{};  // undefined: no more are solved
 };
 
 // Returns the windows on which budgets are solved; undefined if there is no text.
-at::Tensor calibration_windows(const ServeOptions& options, const checkpoint::Checkpoint& checkpoint,
-                               const config::ModelConfig& config, const data::Tokenizer& tokenizer) {
+Tensor calibration_windows(const ServeOptions& options, const checkpoint::Checkpoint& checkpoint,
+                           const config::ModelConfig& config, const data::Tokenizer& tokenizer) {
   if (!options.calibration.empty())
     return inference::solving_windows(data::encode_file(options.calibration, tokenizer),
                                       config.sequence_length, options.calibration);
   const auto validation = checkpoint.config().data.validation;
-  if (validation.empty() || !std::filesystem::exists(validation.front().path)) return {};
+  if (validation.empty() || !fs::exists(validation.front().path)) return {};
   return target_windows(options.inference, checkpoint, config);
 }
 
@@ -60,17 +60,17 @@ at::Tensor calibration_windows(const ServeOptions& options, const checkpoint::Ch
 // budgets are added only if the run's validation data is their text.
 Budgets open_budgets(const ServeOptions& options, const inference::InferenceModel& model,
                      const checkpoint::Checkpoint& checkpoint, const data::Tokenizer& tokenizer) {
-  const int64_t largest = inference::largest_budget(model.config);
-  if (largest == 0) {
+  const size_t possible = inference::whole_budgets(model.config).size();
+  if (possible == 0) {
     if (options.calibrate || !options.calibration.empty())
       throw UsageError(
           "--calibration: the model has no routing threshold, so its number of experts is fixed");
     return {};
   }
   const auto kept = inference::read_budgets(checkpoint, model.config);
-  const bool is_complete = kept && std::ssize(kept->thresholds) == largest;
+  const bool is_complete = kept && kept->thresholds.size() == possible;
   if (is_complete && options.calibration.empty()) return {.kept = *kept};
-  const at::Tensor windows_BL = calibration_windows(options, checkpoint, model.config.model, tokenizer);
+  const Tensor windows_BL = calibration_windows(options, checkpoint, model.config.model, tokenizer);
   const std::string text = windows_BL.defined() ? inference::hash_of_windows(windows_BL) : "";
   if (kept && kept->text == text) return {.kept = *kept, .windows_BL = windows_BL};
   if (windows_BL.defined() && (!kept || !options.calibration.empty()))
@@ -152,11 +152,11 @@ void serve_model(const ServeOptions& options) {
   const data::Tokenizer tokenizer =
       inference::load_tokenizer(checkpoint, options.inference.tokenizer, config.vocab_size);
   stop_on_signals();
-  const int64_t largest = inference::largest_budget(model.config);
+  const std::vector<int64_t> possible = inference::whole_budgets(model.config);
   Budgets budgets = open_budgets(options, model, checkpoint, tokenizer);
   const auto is_kept = [&](int64_t experts) { return budgets.kept.thresholds.contains(experts); };
   std::set<int64_t> targets;
-  for (int64_t experts = 1; experts <= largest; ++experts) {
+  for (const int64_t experts : possible) {
     const StopScope scope(stop_token());
     if (options.calibrate && !is_kept(experts)) solve(model, checkpoint, experts, budgets);
     if (budgets.windows_BL.defined() || is_kept(experts)) targets.insert(experts);
@@ -166,7 +166,8 @@ void serve_model(const ServeOptions& options) {
                                   .vocab_size = tokenizer.vocab_size(),
                                   .end_of_text = tokenizer.end_of_text(),
                                   .num_experts = config.is_dense() ? 0 : config.num_experts,
-                                  .largest_budget = largest,
+                                  .smallest_budget = possible.empty() ? 0 : possible.front(),
+                                  .largest_budget = possible.empty() ? 0 : possible.back(),
                                   .most_choices = std::min<size_t>(options.queue, 128),
                                   .budgets = targets};
   http::Server server(options.host, options.port,
@@ -174,7 +175,7 @@ void serve_model(const ServeOptions& options) {
                        .body_bytes = options.body_kilobytes << 10,
                        .answer = std::chrono::seconds(options.timeout)},
                       "--port");
-  if (std::ssize(targets) < largest)
+  if (targets.size() < possible.size())
     print_message(
         targets.empty()
             ? "requests cannot set target_experts: pass --calibration TEXT"

@@ -160,6 +160,14 @@ std::string print_value(const std::vector<SourceExperts>& value) {
   return out + "}";
 }
 
+std::pair<double, double> reachable_experts(const RoutingConfig& config, const ModelConfig& model) {
+  const double by_id = static_cast<double>(config.hash_layers) / static_cast<double>(model.num_layers);
+  const int64_t most =
+      config.max_experts > 0 ? std::min(config.max_experts, model.num_experts) : model.num_experts;
+  const double fixed = by_id * static_cast<double>(top_k_of(config));
+  return {fixed + (model.zero_experts > 0 ? 0 : 1 - by_id), fixed + (1 - by_id) * static_cast<double>(most)};
+}
+
 double mean_experts_at(const RoutingConfig& config, int64_t step, int64_t steps) {
   if (config.schedule.empty()) return mean_experts(config);
   const double share = static_cast<double>(step) / static_cast<double>(steps);

@@ -151,6 +151,9 @@ inline double mean_experts(const RoutingConfig& config) {
          static_cast<double>(config.experts.size());
 }
 
+// The least and the largest mean over layers that a threshold can reach. Layers by token id keep their K.
+std::pair<double, double> reachable_experts(const RoutingConfig& config, const ModelConfig& model);
+
 // The budget of a run with training.steps `steps` at its optimizer step `step`, which counts from 0: mean
 // over layers, and per layer in the form of RoutingConfig::experts.
 double mean_experts_at(const RoutingConfig& config, int64_t step, int64_t steps);

@@ -25,27 +25,25 @@ double mean_experts(const std::vector<ops::RouteOutput>& layers) {
 
 constexpr char kFormat[] = "dtopp budgets 1";
 
-std::filesystem::path path_of(const checkpoint::Checkpoint& checkpoint) {
-  return checkpoint.path() / kBudgetsName;
-}
+fs::path path_of(const checkpoint::Checkpoint& checkpoint) { return checkpoint.path() / kBudgetsName; }
 
 }  // namespace
 
 void require_target(const config::RunConfig& config, double target, const std::string& option) {
-  const int64_t experts = config.model.num_experts;
   if (config.model.is_dense() || !config::has_threshold(config.routing.method))
     throw UsageError(option,
                      ": the model has no routing threshold; use one with routing.method top_p, dtop_p or "
                      "dtop_p_bias");
-  const bool may_take_none = config.model.zero_experts > 0 && target > 0;
-  if (!((target >= 1 || may_take_none) && target <= static_cast<double>(experts)))
-    throw UsageError(option, format(" %g", target), ": must be between 1 and the model's ", experts,
-                     " experts");
+  const auto [least, most] = config::reachable_experts(config.routing, config.model);
+  if (!(target > 0 && target >= least && target <= most))
+    throw UsageError(
+        option, format(" %g: must be between %g and the model's %g experts", target, least, most),
+        config.routing.hash_layers == 0 ? "" : "; layers that route by token id keep their experts");
 }
 
-moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target) {
+moe::Routing solve_thresholds(const InferenceModel& model, const Tensor& tokens_BL, double target) {
   require_target(model.config, target);
-  const at::Tensor tokens = ops::to_device(tokens_BL, model.device());
+  const Tensor tokens = ops::to_device(tokens_BL, model.device());
   return models::solve_thresholds(
       model.config, {target}, model.device(),
       [&](const moe::Routing& routing) {
@@ -55,7 +53,7 @@ moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tok
       model.routing);
 }
 
-at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& source) {
+Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& source) {
   const auto count = std::ssize(ids);
   const int64_t length = std::min(sequence_length, count);
   if (length == 0) throw DataError(source, ": holds no tokens; --target-experts needs text to solve p on");
@@ -63,29 +61,31 @@ at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length
   return at::tensor(at::IntArrayRef(ids.data(), windows * length)).view({windows, length});
 }
 
-int64_t largest_budget(const config::RunConfig& config) {
-  if (config.model.is_dense() || !config::has_threshold(config.routing.method)) return 0;
-  return config.routing.max_experts > 0 ? std::min(config.routing.max_experts, config.model.num_experts)
-                                        : config.model.num_experts;
+std::vector<int64_t> whole_budgets(const config::RunConfig& config) {
+  if (config.model.is_dense() || !config::has_threshold(config.routing.method)) return {};
+  const auto [least, most] = config::reachable_experts(config.routing, config.model);
+  std::vector<int64_t> budgets(static_cast<size_t>(most - std::max(1.0, std::ceil(least)) + 1));
+  std::iota(budgets.begin(), budgets.end(), static_cast<int64_t>(std::max(1.0, std::ceil(least))));
+  return budgets;
 }
 
-std::string hash_of_windows(const at::Tensor& windows_BL) {
-  const at::Tensor ids = windows_BL.contiguous();
+std::string hash_of_windows(const Tensor& windows_BL) {
+  const Tensor ids = windows_BL.contiguous();
   return hash_bytes(
       std::as_bytes(std::span(ids.const_data_ptr<int64_t>(), static_cast<size_t>(ids.numel()))));
 }
 
 std::optional<KeptBudgets> read_budgets(const checkpoint::Checkpoint& checkpoint,
                                         const config::RunConfig& config) {
-  const std::filesystem::path path = path_of(checkpoint);
-  if (!std::filesystem::exists(path)) return std::nullopt;
+  const fs::path path = path_of(checkpoint);
+  if (!fs::exists(path)) return std::nullopt;
   const JsonFields fields(read_file(path), path.string());
   if (fields.text("format") != kFormat) fields.fail("format", std::string("is not ") + kFormat);
   KeptBudgets budgets{fields.text("checkpoint"), fields.text("text"), {}};
   if (budgets.checkpoint != checkpoint.hash()) return std::nullopt;
   const auto layers = static_cast<size_t>(config.model.num_layers);
   for (const JsonFields& budget : fields.objects("budgets")) {
-    const int64_t experts = budget.integer("experts", 1, largest_budget(config));
+    const int64_t experts = budget.integer("experts", 1, config.model.num_experts);
     const auto [added, is_new] = budgets.thresholds.emplace(experts, budget.numbers("thresholds"));
     if (!is_new) budget.fail("experts", "is there twice");
     const size_t count = added->second.size();
@@ -97,13 +97,13 @@ std::optional<KeptBudgets> read_budgets(const checkpoint::Checkpoint& checkpoint
 }
 
 void write_budgets(const checkpoint::Checkpoint& checkpoint, const KeptBudgets& budgets) {
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  ordered_json list = ordered_json::array();
   for (const auto& [experts, thresholds] : budgets.thresholds)
     list.push_back({{"experts", experts}, {"thresholds", thresholds}});
-  const nlohmann::ordered_json file = {{"format", kFormat},
-                                       {"checkpoint", budgets.checkpoint},
-                                       {"text", budgets.text},
-                                       {"budgets", std::move(list)}};
+  const ordered_json file = {{"format", kFormat},
+                             {"checkpoint", budgets.checkpoint},
+                             {"text", budgets.text},
+                             {"budgets", std::move(list)}};
   write_file_atomically(path_of(checkpoint), dump_json(file, 1) + "\n");
 }
 

@@ -5,8 +5,8 @@
 #include "dtopp/models/solve_thresholds.h"
 
 namespace dtopp::inference {
-// Throws UsageError if the routing method has no threshold or `target`, the value of `option`, is not between
-// 1 and the number of experts.
+// Throws UsageError if the routing method has no threshold or cannot reach `target`, the value of `option`
+// (config::reachable_experts).
 void require_target(const config::RunConfig& config, double target,
                     const std::string& option = "--target-experts");
 
@@ -18,11 +18,11 @@ void require_target(const config::RunConfig& config, double target,
 // Shapes:     tokens_BL int64 [B, L]
 // Throws:     UsageError, as require_target; StoppedEarly within a StopScope
 // Collective: if `model.routing.ranks` is set, every rank, with the same result
-moe::Routing solve_thresholds(const InferenceModel& model, const at::Tensor& tokens_BL, double target);
+moe::Routing solve_thresholds(const InferenceModel& model, const Tensor& tokens_BL, double target);
 
 // Returns the first windows of a text, int64 [B, L] with at most kSolveTokens ids, but at least one window.
 // Throws DataError if `ids` is empty; the message begins with `source`, the name of the text.
-at::Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& source);
+Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, const std::string& source);
 
 inline constexpr char kBudgetsName[] = "budgets.json";
 
@@ -36,10 +36,10 @@ struct KeptBudgets {
   bool operator==(const KeptBudgets&) const = default;
 };
 
-// The largest budget that a model can have: routing.max_experts, or all experts. 0: it has no threshold.
-int64_t largest_budget(const config::RunConfig& config);
+// The whole numbers of experts that a model can reach (config::reachable_experts); none without a threshold.
+std::vector<int64_t> whole_budgets(const config::RunConfig& config);
 
-std::string hash_of_windows(const at::Tensor& windows_BL);
+std::string hash_of_windows(const Tensor& windows_BL);
 
 // Reads or writes the checkpoint's file. Reading returns nullopt if there is none, or it belongs to another
 // checkpoint; it throws DataError if the file is damaged.

@@ -99,7 +99,7 @@ std::optional<int64_t> target_of(const JsonFields& fields, const ServedModel& mo
   if (model.budgets.empty())
     fields.fail("target_experts",
                 "no text to solve thresholds on; start dtopp serve with --calibration TEXT");
-  const int64_t target = fields.integer("target_experts", 1, model.largest_budget);
+  const int64_t target = fields.integer("target_experts", model.smallest_budget, model.largest_budget);
   if (!model.budgets.contains(target))
     fields.fail(
         "target_experts",
@@ -165,7 +165,7 @@ CompletionRequest read(const JsonFields& fields, const ServedModel& model, const
 }  // namespace
 
 http::Answer error_answer(const ApiError& error) {
-  nlohmann::ordered_json body = {
+  ordered_json body = {
       {"message", error.what()}, {"type", type_of(error.status)}, {"param", nullptr}, {"code", nullptr}};
   if (!error.field.empty()) body["param"] = error.field;
   if (error.status == 404 && error.field == "model") body["code"] = "model_not_found";

@@ -65,6 +65,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   model.most_choices = 8;
   const size_t kind = input.choice(3);
   model.num_experts = kind == 0 ? 0 : 3;  // dense, without solved thresholds, with them
+  model.smallest_budget = 1;
   model.largest_budget = model.num_experts;
   if (kind == 2) model.budgets = {1, 2, 3};
   try {

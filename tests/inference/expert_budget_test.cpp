@@ -145,16 +145,34 @@ TEST(KeptBudgets, meet_their_number_of_experts_and_survive_the_file) {
   }
 }
 
-TEST(KeptBudgets, end_at_the_limit_of_experts) {
+TEST(WholeBudgets, are_those_that_a_threshold_reaches) {
   config::RunConfig config = eval::tiny_config();
-  EXPECT_EQ(largest_budget(config), 16);
+  EXPECT_EQ(whole_budgets(config).front(), 1);
+  EXPECT_EQ(whole_budgets(config).back(), 16);
+  EXPECT_EQ(whole_budgets(config).size(), 16U);
   config.routing.max_experts = 5;
-  EXPECT_EQ(largest_budget(config), 5);
+  EXPECT_EQ(whole_budgets(config), (std::vector<int64_t>{1, 2, 3, 4, 5}));
   config.routing.method = config::RoutingMethod::kTopK;
-  EXPECT_EQ(largest_budget(config), 0);
+  EXPECT_THAT(whole_budgets(config), testing::IsEmpty());
   config = eval::tiny_config();
   config.model.num_experts = 1;
-  EXPECT_EQ(largest_budget(config), 0);
+  EXPECT_THAT(whole_budgets(config), testing::IsEmpty());
+}
+
+// A layer by token id keeps its experts, so the mean cannot fall to 1 or rise to all.
+TEST(WholeBudgets, count_layers_by_token_id_with_their_experts) {
+  config::RunConfig config = eval::tiny_config();
+  config.model.num_layers = 4;
+  config.routing.hash_layers = 1;
+  config.routing.experts = {6};
+  EXPECT_EQ(config::reachable_experts(config.routing, config.model), std::pair(2.25, 13.5));
+  EXPECT_EQ(whole_budgets(config).front(), 3);
+  EXPECT_EQ(whole_budgets(config).back(), 13);
+  require_target(config, 2.25);
+  require_target(config, 13.5);
+  EXPECT_THAT(error_of<UsageError>([&] { require_target(config, 2); }),
+              HasSubstr("2: must be between 2.25 and the model's 13.5 experts; layers that route by token id"));
+  EXPECT_THROW(require_target(config, 14), UsageError);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ ServedModel served() {
   model.sequence_length = 64;
   model.vocab_size = 100;
   model.num_experts = model.largest_budget = 3;
+  model.smallest_budget = 1;
   model.most_choices = 8;
   model.budgets = {1, 2, 3};
   return model;

@@ -280,12 +280,13 @@ class DtoppForCausalLM(DtoppPreTrainedModel, olmoe.OlmoeForCausalLM):
         config = self.config
         if config.num_experts == 1 or config.router_method not in ("top_p", "dtop_p", "dtop_p_bias"):
             raise ValueError("this model has no thresholds p: it is dense, or its router has another method")
+        by_id = config.router_hash_layers / config.num_hidden_layers  # these layers keep their experts
         most = min(config.router_max_experts or config.num_experts, config.num_experts)
-        least = 0 if config.zero_experts > 0 else 1
+        least, most = (by_id * config.router_top_k + (1 - by_id) * limit for limit in (0 if config.zero_experts > 0 else 1, most))
         per_layer = not isinstance(target_experts, (int, float))
         targets = [float(t) for t in target_experts] if per_layer else [float(target_experts)]
         if per_layer and len(targets) != config.num_hidden_layers or not all(least <= t <= most for t in targets):
-            raise ValueError(f"target_experts: expected a number from {least} to {most}, or one for each of "
+            raise ValueError(f"target_experts: expected a number from {least:g} to {most:g}, or one for each of "
                              f"{config.num_hidden_layers} layers, got {target_experts}")
         self.eval()
         config.router_target_experts = targets if per_layer else targets[0]

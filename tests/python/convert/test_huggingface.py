@@ -193,6 +193,16 @@ def test_a_budget_counts_no_zero_experts(name, target, tmp_path, program, dtopp_
     assert counts == pytest.approx(means)
 
 
+def test_a_layer_by_token_id_keeps_its_experts_in_a_budget(tmp_path, program, dtopp_binary, remote_code):
+    case = Case("dtop_p_hash_layers", program("dtopp_parity"), tmp_path)
+    model = load(case.folder)
+    K = model.config.router_top_k
+    means = model.set_target_experts(K + 1, case.inputs)
+    assert means[0] == K and sum(means) / 2 == pytest.approx(K + 1, rel=0.02)
+    with pytest.raises(ValueError, match=f"expected a number from {(K + 1) / 2:g} to {(K + 8) / 2:g}"):
+        model.set_target_experts((K + 1) / 2 - 0.1, case.inputs)
+
+
 def test_one_budget_has_the_threshold_that_the_program_finds(dtop_p):
     """Checks with the program's own solution of p on the same tokens, through a checkpoint that has this p."""
     model = load(dtop_p.folder)
