@@ -36,9 +36,8 @@ std::vector<std::string> candidates(const CLI::App& app, const std::vector<std::
   if (last != nullptr && !last->get_positional() && last->get_items_expected_max() > 0) return {};
   std::vector<std::string> all;
   for (const CLI::App* each : command->get_subcommands({})) all.push_back(each->get_name());
-  for (const CLI::Option* option : command->get_options()) {
+  for (const CLI::Option* option : command->get_options())
     for (const std::string& name : option->get_lnames()) all.push_back("--" + name);
-  }
   if (command->get_option_no_throw("overrides") != nullptr) {
     for (const auto& [key, value] : config::flatten_config(config::RunConfig())) all.push_back(key + "=");
     all.emplace_back("method=");
@@ -50,28 +49,24 @@ std::vector<std::string> candidates(const CLI::App& app, const std::vector<std::
   return all;
 }
 
-struct CompletionOptions {
-  std::string shell;
-  std::vector<std::string> words;
-};
-
 }  // namespace
 
 void add_completion(CLI::App& app) {
-  auto options = std::make_shared<CompletionOptions>();
+  auto shell = std::make_shared<std::string>();
+  auto words = std::make_shared<std::vector<std::string>>();
   CLI::App* command = app.add_subcommand(
       "completion", "Print a script that completes commands, options and configuration keys in a shell");
-  command->add_option("shell", options->shell, "bash, zsh or fish; words: what may stand for the last word")
+  command->add_option("shell", *shell, "bash, zsh or fish; words: what may stand for the last word")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish", "words"}));
-  command->add_option("words", options->words, "words of a command line, after dtopp and --");
-  command->callback([options, &app] {
-    if (options->shell == "words") {
-      for (const std::string& word : candidates(app, options->words)) std::puts(word.c_str());
-    } else if (options->shell == "fish") {
+  command->add_option("words", *words, "words of a command line, after dtopp and --");
+  command->callback([shell, words, &app] {
+    if (*shell == "words") {
+      for (const std::string& word : candidates(app, *words)) std::puts(word.c_str());
+    } else if (*shell == "fish") {
       std::printf("%s", kFish);
     } else {
-      std::printf("%s%s", options->shell == "zsh" ? kZsh : "", kBash);
+      std::printf("%s%s", *shell == "zsh" ? kZsh : "", kBash);
     }
   });
 }

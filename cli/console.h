@@ -4,7 +4,7 @@
 #include "dtopp/base/progress.h"
 #include "dtopp/base/stop.h"
 #include "dtopp/distributed/collectives.h"
-#include "dtopp/inference/watch.h"
+#include "dtopp/inference/shared_batches.h"
 
 namespace dtopp::cli {
 // Prints the line "dtopp: TEXT" to standard error.

@@ -34,10 +34,10 @@ void print_experts(const ToHuggingFace& options, const checkpoint::Checkpoint& c
   const moe::ActivationStatistics active =
       eval::measure_perplexity(model, text, kBatchSize, alone, watch).activations;
   watch.end();
-  const at::Tensor share_LN = active.histogram().to(at::kDouble) / static_cast<double>(active.tokens());
+  const Tensor share_LN = active.histogram().to(at::kDouble) / static_cast<double>(active.tokens());
   const auto largest = active.histogram().sum(0).nonzero().max().item<int64_t>();
   std::printf("experts   %.4f per token, at most %ld\n", active.summary().mean, largest);
-  const at::Tensor above_L = share_LN.narrow(1, most + 1, share_LN.size(1) - most - 1).sum(1);
+  const Tensor above_L = share_LN.narrow(1, most + 1, share_LN.size(1) - most - 1).sum(1);
   const auto [worst, layer] = above_L.max(0);
   std::printf("cut       %.4f %% of tokens have more than %ld (layer %ld: %.4f %%)\n",
               100 * above_L.mean().item<double>(), most, layer.item<int64_t>(), 100 * worst.item<double>());

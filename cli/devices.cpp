@@ -51,19 +51,19 @@ std::string capability_text(int64_t capability) {
 
 void print_json(const CpuFacts& cpu, const std::optional<std::string>& missing,
                 const std::vector<CudaDevice>& devices) {
-  auto list = nlohmann::ordered_json::array();
+  auto list = ordered_json::array();
   for (const CudaDevice& device : devices) {
     list.push_back({{"index", device.index},
                     {"name", device.facts.name},
                     {"compute_capability", capability_text(device.facts.capability)},
                     {"memory_bytes", device.facts.memory_bytes},
                     {"free_bytes", device.free_bytes},
-                    {"expert_gemms", nlohmann::ordered_json::array()}});
+                    {"expert_gemms", ordered_json::array()}});
     for (size_t gemm = 0; gemm < ops::kExpertGemmNames.size(); ++gemm)
       list.back()["expert_gemms"].push_back(
           {{"gemm", ops::kExpertGemmNames[gemm]}, {"kernel", device.fused[gemm] ? "fused" : "grouped_mm"}});
   }
-  nlohmann::ordered_json all = {
+  ordered_json all = {
       {"cpu",
        {{"threads", cpu.threads}, {"free_bytes", cpu.free_bytes}, {"fp32", cpu.fp32}, {"bf16", cpu.bf16}}},
       {"cuda", {{"missing", nullptr}, {"devices", list}}}};

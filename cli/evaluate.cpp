@@ -22,8 +22,6 @@
 namespace dtopp::cli {
 namespace {
 
-using nlohmann::ordered_json;
-
 struct EvaluateOptions {
   InferenceOptions inference;
   std::string output;
@@ -132,8 +130,7 @@ tasks::EvaluatedModel evaluated_model(const EvaluateOptions& options,
 std::string kind_of(std::string kind, const std::vector<std::string>& paths) {
   constexpr size_t kLongest = 120;  // bytes; a file name may have 255
   for (const std::string& path : paths) {
-    std::filesystem::path name =
-        without_trailing_slash(std::filesystem::path(path).lexically_normal()).filename();
+    fs::path name = without_trailing_slash(fs::path(path).lexically_normal()).filename();
     if (name.extension() == ".gz" || name.extension() == ".zst") name = name.stem();
     kind += (&path == paths.data() ? "-" : "+") + name.stem().string();
   }
@@ -145,16 +142,16 @@ std::string kind_of(std::string kind, const std::vector<std::string>& paths) {
 
 // Returns the file for results of `kind` (see results_file); empty without --output and on other ranks than
 // rank 0. Call it before the evaluation, because it refuses a file that would be lost.
-std::filesystem::path output_file(const EvaluateOptions& options, const std::string& kind,
-                                  const tasks::EvaluatedModel& model, const distributed::Collectives& ranks,
-                                  const ordered_json& measured) {
+fs::path output_file(const EvaluateOptions& options, const std::string& kind,
+                     const tasks::EvaluatedModel& model, const distributed::Collectives& ranks,
+                     const ordered_json& measured) {
   if (options.output.empty() || ranks.rank() > 0) return {};
   return tasks::results_file(options.output, kind, model, measured);
 }
 
 // Writes the results behind their label to `file`, unless its name is empty, and prints both as JSON (--json)
 // or as the table. Only rank 0 calls it.
-void report(const EvaluateOptions& options, const std::filesystem::path& file, ordered_json json,
+void report(const EvaluateOptions& options, const fs::path& file, ordered_json json,
             const ordered_json& results, const std::string& table) {
   json.update(results);
   if (!file.empty()) write_file_atomically(file, dump_json(json, 2) + "\n");
@@ -300,7 +297,7 @@ eval::Perplexity routed_perplexity(const TextOptions& options, const MeasuredTex
 }
 
 ordered_json sweep_perplexity(const TextOptions& options, const MeasuredText& measured,
-                              const at::Tensor& windows_BL, inference::InferenceModel& model,
+                              const Tensor& windows_BL, inference::InferenceModel& model,
                               distributed::Collectives& ranks) {
   ordered_json results = ordered_json::array();
   const bool table = !options.json && ranks.rank() == 0;
@@ -331,10 +328,10 @@ void evaluate_text(const TextOptions& options, distributed::Collectives& ranks) 
   const eval::CountsRule rule = counts_rule(options);
   ordered_json json = measured_json(options, rule);
   tasks::EvaluatedModel evaluated = evaluated_model(options, checkpoint, {});
-  std::filesystem::path file;
+  fs::path file;
   if (!options.sweep.empty()) {
     file = output_file(options, kind_of_results(options, rule), evaluated, ranks, json);
-    const at::Tensor windows_BL = target_windows(options.inference, checkpoint, config, &measured.text);
+    const Tensor windows_BL = target_windows(options.inference, checkpoint, config, &measured.text);
     json.update(sweep_perplexity(options, measured, windows_BL, model, ranks));
   } else {
     meet_target(model, options.inference, checkpoint, &measured.text);
@@ -451,8 +448,7 @@ void evaluate_once(TaskEvaluation& evaluation) {
   meet_target(evaluation.model, options.inference, evaluation.checkpoint);
   const tasks::EvaluatedModel evaluated =
       evaluated_model(options, evaluation.checkpoint, evaluation.model.routing);
-  const std::filesystem::path file =
-      output_file(options, "tasks", evaluated, evaluation.ranks, ordered_json::object());
+  const fs::path file = output_file(options, "tasks", evaluated, evaluation.ranks, ordered_json::object());
   tasks::KeptResults kept = evaluation.results_kept_for(file.empty() ? options.dump : file.string());
   const auto results = measure(evaluation, kept);
   if (!evaluation.first_rank()) return;
@@ -476,9 +472,9 @@ void evaluate_once(TaskEvaluation& evaluation) {
 void sweep(TaskEvaluation& evaluation) {
   const TasksOptions& options = evaluation.options;
   inference::InferenceModel& model = evaluation.model;
-  const at::Tensor windows_BL = target_windows(options.inference, evaluation.checkpoint, model.config.model);
+  const Tensor windows_BL = target_windows(options.inference, evaluation.checkpoint, model.config.model);
   const tasks::EvaluatedModel evaluated = evaluated_model(options, evaluation.checkpoint, {});
-  const std::filesystem::path file =
+  const fs::path file =
       output_file(options, "tasks-sweep", evaluated, evaluation.ranks, ordered_json::object());
   std::vector<eval::BudgetResult> budgets;
   std::vector<tasks::KeptResults> kept;
@@ -586,8 +582,7 @@ void evaluate_experts(const ExpertsOptions& options, distributed::Collectives& r
   meet_target(model, options.inference, checkpoint, &text);
   const tasks::EvaluatedModel evaluated = evaluated_model(options, checkpoint, model.routing);
   ordered_json json = {{"texts", options.texts}};
-  const std::filesystem::path file =
-      output_file(options, kind_of("experts", options.texts), evaluated, ranks, json);
+  const fs::path file = output_file(options, kind_of("experts", options.texts), evaluated, ranks, json);
   std::vector<int64_t> ids(text.size());
   text.read(0, ids);
   std::vector<uint64_t> begins;
@@ -651,8 +646,8 @@ void evaluate_images(const ImagesOptions& options, distributed::Collectives& ran
   ordered_json json = {{"folder", options.images}, {"images", evaluation.images}};
   const std::string kind =
       evaluation.images < all ? "images-first-" + std::to_string(evaluation.images) : "images";
-  const std::filesystem::path file = output_file(options, kind_of(kind, {options.images}),
-                                                 evaluated_model(options, checkpoint, {}), ranks, json);
+  const fs::path file = output_file(options, kind_of(kind, {options.images}),
+                                    evaluated_model(options, checkpoint, {}), ranks, json);
   evaluation.raw = measure(options, inference::ParameterKind::kRaw, model, data, evaluation.images, ranks);
   const tasks::EvaluatedModel evaluated = evaluated_model(options, checkpoint, model.routing);
   if (!options.dump.empty()) {

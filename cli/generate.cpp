@@ -78,9 +78,8 @@ checkpoint::Checkpoint open_language_model(const GenerateOptions& options) {
 void print_rate(int64_t tokens, double seconds, double experts, const config::ModelConfig& config) {
   const auto count = static_cast<double>(tokens);
   std::fprintf(stderr, "dtopp: %ld tokens, %.1f tok/s", tokens, count / seconds);
-  if (!config.is_dense() && tokens > 0) {
+  if (!config.is_dense() && tokens > 0)
     std::fprintf(stderr, ", %.2f of %ld experts per token", experts / count, config.num_experts);
-  }
   std::fprintf(stderr, "\n");
 }
 
@@ -240,8 +239,8 @@ class Interactive {
   data::Tokenizer tokenizer_;
   inference::TextSession session_;
   bool show_experts_;
-  bool is_empty_ = true;   // true until the user types a text
-  at::Tensor windows_BL_;  // on which p is solved; undefined until it is
+  bool is_empty_ = true;  // true until the user types a text
+  Tensor windows_BL_;     // on which p is solved; undefined until it is
 };
 
 void generate_interactively(const GenerateOptions& options) {
@@ -274,8 +273,7 @@ std::vector<std::string> prompts_of(const GenerateOptions& options) {
 
 std::string json_line(size_t index, const std::string& prompt, const std::string& text, const Writer& writer,
                       const config::ModelConfig& config) {
-  nlohmann::ordered_json line = {
-      {"index", index}, {"prompt", prompt}, {"text", text}, {"tokens", writer.tokens()}};
+  ordered_json line = {{"index", index}, {"prompt", prompt}, {"text", text}, {"tokens", writer.tokens()}};
   if (!config.is_dense() && writer.tokens() > 0)
     line["active_experts"] = writer.experts() / static_cast<double>(writer.tokens());
   return dump_json(line) + "\n";

@@ -90,8 +90,8 @@ inference::InferenceModel load_model(const InferenceOptions& options,
   return inference::load_inference_model(checkpoint, set_up_device(options), compute_type(options));
 }
 
-at::Tensor target_windows(const InferenceOptions& options, const checkpoint::Checkpoint& checkpoint,
-                          const config::ModelConfig& config, const eval::EvaluationText* text) {
+Tensor target_windows(const InferenceOptions& options, const checkpoint::Checkpoint& checkpoint,
+                      const config::ModelConfig& config, const eval::EvaluationText* text) {
   if (!options.target_text.empty()) {
     const auto ids = data::encode_file(
         options.target_text, inference::load_tokenizer(checkpoint, options.tokenizer, config.vocab_size));
@@ -112,7 +112,7 @@ void meet_target(inference::InferenceModel& model, const InferenceOptions& optio
     if (!options.target_text.empty()) throw UsageError("--target-text: needs --target-experts");
     return;
   }
-  const at::Tensor windows_BL = target_windows(options, checkpoint, model.config.model, text);
+  const Tensor windows_BL = target_windows(options, checkpoint, model.config.model, text);
   model.routing = solve_thresholds(model, windows_BL, options.target_experts);
 }
 

@@ -48,8 +48,8 @@ inference::InferenceModel load_model(const InferenceOptions& options,
 
 // Returns the windows, int64 [B, L], on which p is solved: the beginning of --target-text, or else of `text`,
 // or else of the run's validation data. Throws UsageError if there is none of them.
-at::Tensor target_windows(const InferenceOptions& options, const checkpoint::Checkpoint& checkpoint,
-                          const config::ModelConfig& config, const eval::EvaluationText* text = nullptr);
+Tensor target_windows(const InferenceOptions& options, const checkpoint::Checkpoint& checkpoint,
+                      const config::ModelConfig& config, const eval::EvaluationText* text = nullptr);
 
 // Solves p for --target-experts if it is given. Throws UsageError if --target-text is given without it.
 void meet_target(inference::InferenceModel& model, const InferenceOptions& options,

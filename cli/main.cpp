@@ -33,9 +33,8 @@ std::vector<std::string> verbs_of(const CLI::App& app) {
 
 std::vector<std::string> options_of(const CLI::App& app) {
   std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options()) {
+  for (const CLI::Option* option : app.get_options())
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-  }
   return names;
 }
 

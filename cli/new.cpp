@@ -13,8 +13,6 @@
 namespace dtopp::cli {
 namespace {
 
-namespace fs = std::filesystem;
-
 struct NewOptions {
   std::string config;
   int64_t active = 0, tokens = 0, sequence = 1024, memory = 0;
@@ -79,9 +77,8 @@ std::optional<plan::NewRunData> read_data(const NewOptions& options) {
   };
   read.train_tokens = tokens_of(options.data, read.train);
   std::vector<std::string> validation = options.validation;
-  if (validation.empty()) {
+  if (validation.empty())
     for (const std::string& data : options.data) validation.push_back(held_out_beside(data));
-  }
   read.validation_tokens = tokens_of(validation, read.validation);
   const auto tokenizer = data::tokenizer_beside(options.data.front());
   if (!tokenizer)

@@ -60,7 +60,7 @@ inline CLI::Validator not_empty() {
 // Requires that the folder of a file to write exists, before any work is lost.
 inline CLI::Validator in_existing_folder() {
   return {[](std::string& file) -> std::string {
-            const std::filesystem::path folder = std::filesystem::path(file).parent_path();
+            const fs::path folder = fs::path(file).parent_path();
             if (folder.empty() || path_kind(folder) == PathKind::kDirectory) return "";
             return file + ": there is no folder " + folder.string() + "; create it";
           },

@@ -12,19 +12,18 @@
 namespace dtopp::cli {
 namespace {
 
-void print_restart(const std::filesystem::path& output, const std::string& reason) {
+void print_restart(const fs::path& output, const std::string& reason) {
   if (reason.empty()) return;
   std::fprintf(stderr, "dtopp: %s: starts again, because it %s\n", output.c_str(), reason.c_str());
 }
 
 // Reports what an earlier run of the same command has done already.
-void print_earlier_work(const std::filesystem::path& output, bool was_complete, uint64_t resumed,
-                        const char* unit) {
+void print_earlier_work(const fs::path& output, bool was_complete, uint64_t resumed, const char* unit) {
   if (was_complete) std::fprintf(stderr, "dtopp: %s: already complete; nothing left to do\n", output.c_str());
   if (resumed > 0) std::fprintf(stderr, "dtopp: resumed after %lu %s of an earlier run\n", resumed, unit);
 }
 
-void print_images(const std::filesystem::path& output, const data::ImageFacts& facts) {
+void print_images(const fs::path& output, const data::ImageFacts& facts) {
   std::printf("output   %s\n", output.c_str());
   std::printf("images   %ld of %ld x %ld x %ld%s\n", facts.images, facts.shape.channels, facts.shape.height,
               facts.shape.width, facts.kind == data::ImageKind::kLatents ? ", latents" : "");

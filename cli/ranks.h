@@ -18,8 +18,8 @@ launch::LaunchEnvironment own_launch_environment();
 // The ranks that a command starts.
 struct RankGroup {
   int64_t processes = 1;
-  int64_t restarts = 0;                 // the most restarts after a lost rank
-  std::filesystem::path checkpoints{};  // from which the ranks resume, if there are restarts
+  int64_t restarts = 0;    // the most restarts after a lost rank
+  fs::path checkpoints{};  // from which the ranks resume, if there are restarts
 };
 
 // Starts the ranks on this machine with the same command line without --processes and --restarts, and waits

@@ -50,8 +50,7 @@ void train_to(train::Trainer& trainer, const ReplayOptions& options, const Conso
 
 // Warns if the run logged another loss for the step.
 void compare_with_run(const ReplayOptions& options, double loss, const ConsoleLog& log) {
-  const runs::RunHistory history =
-      runs::read_run_history(std::filesystem::path(options.run) / runs::kMetricsFile);
+  const runs::RunHistory history = runs::read_run_history(fs::path(options.run) / runs::kMetricsFile);
   const auto found = history.series.find("train/loss");
   if (found == history.series.end()) return;
   const auto at = std::ranges::lower_bound(found->second.steps, options.step);
@@ -83,7 +82,7 @@ void replay_rank(distributed::Cluster& cluster, const ReplayOptions& options) {
   begins.reset();
   cluster.begin(options.step, "replay");
   train_to(trainer, options, log);
-  const nlohmann::ordered_json replay = train::replay_step(trainer, config.training.micro_batch_size);
+  const ordered_json replay = train::replay_step(trainer, config.training.micro_batch_size);
   if (cluster.is_main_rank()) {
     compare_with_run(options, replay["loss"].get<double>(), log);
     std::printf("%s", (options.json ? dump_json(replay) + "\n" : train::replay_text(replay)).c_str());

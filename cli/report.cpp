@@ -11,7 +11,7 @@ namespace dtopp::cli {
 namespace {
 
 struct ReportOptions {
-  std::vector<std::filesystem::path> paths;
+  std::vector<fs::path> paths;
   std::string output = "report.html";
   uint16_t port = 0;
 };
@@ -27,10 +27,9 @@ void serve(const ReportOptions& options) {
 
 void write(const ReportOptions& options) {
   const report::ReportInput input = report::read_report_input(options.paths, planned_memory);
-  for (const report::ReportRun& run : input.runs) {
+  for (const report::ReportRun& run : input.runs)
     for (const std::string& line : run.evaluations.skipped)
       std::fprintf(stderr, "dtopp: warning: %s\n", line.c_str());
-  }
   report::write_report(input, options.output);
   std::printf("%s\n", options.output.c_str());
 }
@@ -52,7 +51,7 @@ void add_report(CLI::App& app) {
                                   ->excludes(output);
   command->callback([options, serve_option] {
     if (options->paths.empty()) throw UsageError("report: no run is given; name a run or a study");
-    for (std::filesystem::path& path : options->paths) path = without_trailing_slash(path);
+    for (fs::path& path : options->paths) path = without_trailing_slash(path);
     serve_option->count() > 0 ? serve(*options) : write(*options);
   });
 }

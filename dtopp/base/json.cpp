@@ -44,7 +44,7 @@ json parse_json(std::string_view text, const std::string& location) {
   return value;
 }
 
-std::string dump_json(const nlohmann::ordered_json& value, int indent) {
+std::string dump_json(const ordered_json& value, int indent) {
   return value.dump(indent, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
 }
 
@@ -70,12 +70,12 @@ std::vector<double> numbers_of(const json& array) {
   return numbers;
 }
 
-nlohmann::ordered_json number_json(const std::optional<double>& value) {
-  return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
+ordered_json number_json(const std::optional<double>& value) {
+  return value ? ordered_json(*value) : ordered_json();
 }
 
 std::string quote_json(std::string_view text, bool ascii) {
-  return nlohmann::ordered_json(text).dump(-1, ' ', ascii, json::error_handler_t::replace);
+  return ordered_json(text).dump(-1, ' ', ascii, json::error_handler_t::replace);
 }
 
 std::string expected_range(int64_t lowest, int64_t highest) {

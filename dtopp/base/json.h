@@ -16,6 +16,9 @@
 #include "dtopp/base/errors.h"
 
 namespace dtopp {
+
+using nlohmann::ordered_json;
+
 // Copying, comparing and printing a value recurse, so the nesting of what was read is limited.
 inline constexpr int kMaxJsonDepth = 100;
 
@@ -24,7 +27,7 @@ inline constexpr int kMaxJsonDepth = 100;
 nlohmann::json parse_json(std::string_view text, const std::string& location);
 
 // Prints on one line, or with `indent` spaces per level. Bytes that are not UTF-8 become U+FFFD.
-std::string dump_json(const nlohmann::ordered_json& value, int indent = -1);
+std::string dump_json(const ordered_json& value, int indent = -1);
 
 // Converts to and from MessagePack, which keeps every bit of every number and string. unpack_json accepts
 // only output of pack_json.
@@ -36,7 +39,7 @@ nlohmann::json unpack_json(std::string_view bytes);
 int64_t integer_of(const nlohmann::json& value);
 
 // The number; null without one.
-nlohmann::ordered_json number_json(const std::optional<double>& value);
+ordered_json number_json(const std::optional<double>& value);
 // The numbers of an array, NaN for null. Throws json::type_error for anything else.
 std::vector<double> numbers_of(const nlohmann::json& array);
 

@@ -52,7 +52,6 @@ class ProgressBar {
   ProgressBar(std::string label, std::string unit, uint64_t total = 0, std::FILE* stream = stderr);
   ~ProgressBar() { finish(); }
 
-  void set_total(uint64_t total) { total_ = total; }
   // Sets what a resumed job has already done; the rate does not count it.
   void set_start(uint64_t done) { start_ = done_ = done; }
   // Sets a text for the end of the line, such as a second rate.

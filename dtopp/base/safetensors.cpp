@@ -296,7 +296,7 @@ const TensorView* SafetensorsFile::find(const std::string& name) const {
 
 std::string safetensors_head(const fs::path& path, const std::vector<TensorSource>& tensors,
                              const std::map<std::string, std::string>& metadata, uint64_t padded) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  ordered_json header = ordered_json::object();
   std::set<std::string_view> names;
   if (!metadata.empty()) header["__metadata__"] = metadata;
   uint64_t offset = 0;

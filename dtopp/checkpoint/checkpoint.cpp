@@ -181,7 +181,7 @@ bool holds_only_a_checkpoint(const fs::path& path) {
 }  // namespace
 
 std::string format_training_state(const TrainingState& state) {
-  nlohmann::ordered_json object;
+  ordered_json object;
   for (const auto& [key, member] : kIntegers) object[key] = state.*member;
   object[kTrainingData] = state.training_data;
   return dump_json(object, 2) + "\n";

@@ -7,7 +7,6 @@
 namespace dtopp::config {
 namespace {
 
-namespace fs = std::filesystem;
 using Kind = ConfigNode::Kind;
 
 constexpr size_t kMaxKeyParts = 32;

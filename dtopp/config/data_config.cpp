@@ -38,13 +38,13 @@ void require_paths(const char* key, const std::vector<DataSource>& sources) {
   if (std::ranges::count(sources, "", &DataSource::path) > 0) throw InvalidValue(key, "holds an empty path");
 }
 
-std::filesystem::path normalized(const DataSource& source) {
-  return without_trailing_slash(std::filesystem::path(source.path).lexically_normal());
+fs::path normalized(const DataSource& source) {
+  return without_trailing_slash(fs::path(source.path).lexically_normal());
 }
 
 // Sources whose names appear in metrics.
 void require_distinct_names(const char* key, const std::vector<DataSource>& sources) {
-  std::set<std::filesystem::path> paths;
+  std::set<fs::path> paths;
   for (const DataSource& source : sources) {
     if (!std::ranges::all_of(source.name, is_plain))
       throw InvalidValue(key, "the name ", quote_for_message(source.name),
@@ -82,7 +82,7 @@ void validate_train(const DataConfig& config) {
 }
 
 // Returns stems of paths, with as many parent folders as make them differ.
-std::vector<std::string> distinct_stems(std::vector<std::filesystem::path> rest) {
+std::vector<std::string> distinct_stems(std::vector<fs::path> rest) {
   std::vector<std::string> names(rest.size());
   std::ranges::transform(rest, names.begin(), [](const auto& path) { return path.stem().string(); });
   while (std::set(names.begin(), names.end()).size() < names.size()) {
@@ -137,7 +137,7 @@ std::vector<std::string> paths_of(const std::vector<DataSource>& sources) {
 }
 
 std::vector<std::string> source_names(const std::vector<DataSource>& sources) {
-  std::vector<std::filesystem::path> unnamed;
+  std::vector<fs::path> unnamed;
   for (const DataSource& source : sources)
     if (source.name.empty()) unnamed.push_back(normalized(source));
   const std::vector<std::string> stems = distinct_stems(std::move(unnamed));

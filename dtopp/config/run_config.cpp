@@ -155,7 +155,7 @@ RunConfig read_run_config(ConfigNode tree, bool trains) {
   return config;
 }
 
-RunConfig load(const std::filesystem::path& path, const std::vector<std::string>& overrides, bool trains) {
+RunConfig load(const fs::path& path, const std::vector<std::string>& overrides, bool trains) {
   ConfigNode tree = load_config_tree(path);
   apply_overrides(tree, overrides);
   return read_run_config(std::move(tree), trains);
@@ -200,14 +200,13 @@ std::string print_value(const ExpertParallel& value) {
   return value.ranks ? std::to_string(*value.ranks) : "auto";
 }
 
-RunConfig load_run_config(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
+RunConfig load_run_config(const fs::path& path, const std::vector<std::string>& overrides) {
   return load(path, overrides, true);
 }
 
 RunConfig run_config_of(const ConfigNode& tree) { return read_run_config(tree, true); }
 
-RunConfig load_model_run_config(const std::filesystem::path& path,
-                                const std::vector<std::string>& overrides) {
+RunConfig load_model_run_config(const fs::path& path, const std::vector<std::string>& overrides) {
   return load(path, overrides, false);
 }
 

@@ -236,8 +236,8 @@ std::string buffer_name(int64_t layer, const std::string& buffer) {
 }
 
 // int32 [V, K]: the experts that the router hash selects for each id, in rising order.
-at::Tensor experts_of_ids(const config::RunConfig& config, moe::Router& router, int64_t layer) {
-  const at::Tensor ids = at::arange(config.model.vocab_size, at::kLong);
+Tensor experts_of_ids(const config::RunConfig& config, moe::Router& router, int64_t layer) {
+  const Tensor ids = at::arange(config.model.vocab_size, at::kLong);
   const ops::RouteOutput output = router.select_by_id({layer, {}, {}, /*training=*/false, ids});
   return output.gates_TE.nonzero().select(1, 1).to(at::kInt).view({config.model.vocab_size, -1});
 }
@@ -286,7 +286,7 @@ ops::NamedTensors from_huggingface_router(const ImportedConfig& imported, Huggin
   }
   for (int64_t layer = 0; layer < layers; ++layer) {
     if (config::has_router(config.routing, layer)) continue;
-    const at::Tensor own = experts_of_ids(config, *router, layer);
+    const Tensor own = experts_of_ids(config, *router, layer);
     const TensorView& read = tensors.need(buffer_name(layer, kExperts), own.sizes().vec(), "I32");
     const auto* bytes = static_cast<const std::byte*>(own.const_data_ptr());
     if (!std::ranges::equal(read.bytes, std::span(bytes, own.nbytes())))
@@ -295,8 +295,6 @@ ops::NamedTensors from_huggingface_router(const ImportedConfig& imported, Huggin
   }
   return state;
 }
-
-using nlohmann::ordered_json;
 
 constexpr char kConfigName[] = "config.json";
 

@@ -11,8 +11,6 @@
 namespace dtopp::convert {
 namespace {
 
-using nlohmann::ordered_json;
-
 // lm-eval has tasks with most of these names, but with other prompts and scores. The prefix avoids a clash.
 constexpr char kPrefix[] = "dtopp_";
 constexpr char kGroup[] = "dtopp";
@@ -38,7 +36,7 @@ ordered_json document(const tasks::Task& task, const tasks::TaskItem& item, cons
 }
 
 void write_documents(const tasks::Task& task, const tasks::DataSet& data, const fs::path& path) {
-  const auto count = static_cast<int64_t>(data.items.size());
+  const auto count = std::ssize(data.items);
   const auto exemplars = tasks::draw_exemplars(count, task.shots, count);
   write_file_atomically(path, [&](OutputFile& file) {
     for (int64_t i = 0; i < count; ++i) {

@@ -37,8 +37,6 @@ constexpr std::array<HuggingFaceFamily, 5> kFamilies = {{{.architecture = "Dtopp
                                                           .num_kv_heads = 4,
                                                           .ffn_key = "moe_intermediate_size"}}};
 
-using nlohmann::ordered_json;
-
 ordered_json token_or_null(std::optional<int64_t> token) {
   return token ? ordered_json(*token) : ordered_json();
 }

@@ -25,9 +25,9 @@ void let_segments_grow() {
 }
 
 std::optional<std::string> load_library() {
-  const std::filesystem::path path = ops::ops_library_folder() / "libdtopp_cuda.so";
+  const fs::path path = ops::ops_library_folder() / "libdtopp_cuda.so";
   std::error_code error;
-  if (!std::filesystem::exists(path, error))
+  if (!fs::exists(path, error))
     return "libdtopp_cuda.so is missing from " + path.parent_path().string() + "; run `make build CUDA=1`";
   // Loading the library registers its operators, and libtorch_cuda.so registers torch's own for CUDA. The
   // library is never closed, because the operators stay registered.

@@ -65,7 +65,7 @@ TORCH_LIBRARY_FRAGMENT(dtopp, m) {
 
 namespace dtopp::ops::cuda {
 
-Stream current_stream(const at::Tensor& tensor) {
+Stream current_stream(const Tensor& tensor) {
   return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
 }
 

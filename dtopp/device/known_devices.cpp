@@ -56,7 +56,7 @@ constexpr double kBudget = 0.1;  // seconds; then a slow CPU has made its last c
 
 // Constant values would distort the result: a device then draws less power and runs faster. A copy of the
 // device's generator leaves that one as it is.
-at::Tensor random(at::IntArrayRef sizes, const at::TensorOptions& options) {
+Tensor random(at::IntArrayRef sizes, const at::TensorOptions& options) {
   at::Generator generator = at::globalContext().defaultGenerator(options.device()).clone();
   generator.set_current_seed(1);
   return at::randn(sizes, generator, options);
@@ -83,7 +83,7 @@ double measure_matrix_rate(const at::TensorOptions& compute) {
   const at::NoGradGuard no_grad;
   const bool emulated = compute.dtype() == at::kBFloat16 && !ops::has_bf16_matmul(compute.device());
   const at::TensorOptions options = emulated ? compute.dtype(at::kFloat) : compute;
-  at::Tensor a, b, c;
+  Tensor a, b, c;
   const auto prepare = [&](int64_t rows, int64_t width) {
     a = random({rows, width}, options);
     b = random({width, width}, options);
@@ -114,7 +114,7 @@ double measure_matrix_rate(const at::TensorOptions& compute) {
 
 double measure_memory_rate() {
   const at::NoGradGuard no_grad;
-  const at::Tensor from = at::ones({kCopiedNumbers}, at::kFloat), to = from.clone();
+  const Tensor from = at::ones({kCopiedNumbers}, at::kFloat), to = from.clone();
   double best = 0, spent = 0;
   for (int call = 0; call == 0 || (call < kCalls && spent < kBudget); ++call) {
     const double begin = steady_seconds();

@@ -72,13 +72,13 @@ Pending BackendCollectives::start(const Collective& collective) {
 c10::intrusive_ptr<c10d::Work> BackendCollectives::issue(Collective collective) {
   // Gloo's threads inherit the caller's recording of operators and may outlive it (train/profile.h).
   const at::DisableRecordFunctionGuard unrecorded;
-  std::vector<at::Tensor> tensors = {collective.out};
+  std::vector<Tensor> tensors = {collective.out};
   switch (collective.kind) {
     case Collective::Kind::kAllToAll:
       return backend_->alltoall_base(collective.out, collective.in, collective.splits.out,
                                      collective.splits.in);
     case Collective::Kind::kAllGather: {  // flat, because Gloo compares shapes too
-      at::Tensor out = collective.out.view(-1), in = collective.in.view(-1);
+      Tensor out = collective.out.view(-1), in = collective.in.view(-1);
       return backend_->_allgather_base(out, in);
     }
     case Collective::Kind::kAllReduceSum:

@@ -15,13 +15,13 @@ ElementRange part_of(const ShardRequest& request, int64_t rank) {
   return {begin, std::clamp(range.end, begin, request.range.end)};
 }
 
-at::Tensor local_part(const ShardRequest& request, int64_t rank) {
+Tensor local_part(const ShardRequest& request, int64_t rank) {
   const ElementRange part = part_of(request, rank);
   const int64_t first = part.size() == 0 ? 0 : part.begin - request.tensor->layout->local_shard(rank).begin;
   return request.tensor->local_shard.narrow(0, first, part.size());
 }
 
-at::Tensor elements(const at::Tensor& whole, const ElementRange& range) {
+Tensor elements(const Tensor& whole, const ElementRange& range) {
   return whole.view(-1).narrow(0, range.begin, range.size());
 }
 
@@ -35,12 +35,12 @@ int64_t local_elements(const std::vector<Shards>& shards, const std::vector<size
 
 }  // namespace
 
-at::Tensor gather_shards(Collectives& ranks, const std::vector<ShardRequest>& by_rank) {
+Tensor gather_shards(Collectives& ranks, const std::vector<ShardRequest>& by_rank) {
   const ShardRequest& mine = by_rank.at(ranks.rank());
-  if (ranks.size() == 1) return mine.tensor ? local_part(mine, 0) : at::Tensor();
+  if (ranks.size() == 1) return mine.tensor ? local_part(mine, 0) : Tensor();
   Splits splits;
   at::TensorOptions options;
-  std::vector<at::Tensor> parts;
+  std::vector<Tensor> parts;
   for (int64_t rank = 0; rank < ranks.size(); ++rank) {
     const ShardRequest& request = by_rank[rank];
     splits.in.push_back(part_of(request, ranks.rank()).size());
@@ -49,14 +49,14 @@ at::Tensor gather_shards(Collectives& ranks, const std::vector<ShardRequest>& by
     options = request.tensor->local_shard.options();
     if (splits.in.back() > 0) parts.push_back(local_part(request, ranks.rank()));
   }
-  const at::Tensor sent = parts.empty()       ? at::empty({0}, options)
-                          : parts.size() == 1 ? parts.front()
-                                              : at::cat(parts);
+  const Tensor sent = parts.empty()       ? at::empty({0}, options)
+                      : parts.size() == 1 ? parts.front()
+                                          : at::cat(parts);
   parts.clear();
-  const at::Tensor received = at::empty({mine.range.size()}, options);
+  const Tensor received = at::empty({mine.range.size()}, options);
   ranks.all_to_all(received, sent, splits, "collect").wait();
   if (!mine.tensor) return {};
-  at::Tensor ordered = at::empty_like(received);
+  Tensor ordered = at::empty_like(received);
   int64_t at = 0;
   for (int64_t rank = 0; rank < ranks.size(); ++rank) {
     const ElementRange part = part_of(mine, rank);
@@ -107,7 +107,7 @@ BucketedReducer::BucketedReducer(Collectives& ranks, std::vector<Shards> shards,
   }
 }
 
-void BucketedReducer::add(size_t parameter, at::Tensor part) {
+void BucketedReducer::add(size_t parameter, Tensor part) {
   parts_[parameter] = std::move(part);
   buckets_[bucket_of_[parameter]].missing -= 1;
   start_full_buckets();
@@ -125,13 +125,13 @@ void BucketedReducer::start_full_buckets() {
 void BucketedReducer::start(Bucket& bucket) {
   const at::NoGradGuard no_grad;
   const auto options = at::device(device_).dtype(at::kFloat);
-  std::vector<at::Tensor> pieces;
+  std::vector<Tensor> pieces;
   for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
     for (const size_t i : bucket.parameters)
       pieces.push_back(parts_[i].defined() ? elements(parts_[i], range(i, rank))
                                            : at::full({range(i, rank).size()}, kNothing, options));
   }
-  at::Tensor sent = at::cat(pieces);
+  Tensor sent = at::cat(pieces);
   pieces.clear();
   for (const size_t i : bucket.parameters) parts_[i].reset();
   Splits splits;
@@ -144,11 +144,11 @@ void BucketedReducer::start(Bucket& bucket) {
   bucket.exchange = ranks_.all_to_all(bucket.received, std::move(sent), std::move(splits), "reduce_scatter");
 }
 
-std::vector<at::Tensor> BucketedReducer::finish_reduce_scatter() {
+std::vector<Tensor> BucketedReducer::finish_reduce_scatter() {
   TORCH_CHECK(started_ == buckets_.size(), "finish_reduce_scatter: some parameters were not added");
   finish_buckets(buckets_.size());
-  std::vector<at::Tensor> sums =
-      next_ ? next_->finish_reduce_scatter() : std::exchange(sums_, std::vector<at::Tensor>(shards_.size()));
+  std::vector<Tensor> sums =
+      next_ ? next_->finish_reduce_scatter() : std::exchange(sums_, std::vector<Tensor>(shards_.size()));
   for (Bucket& bucket : buckets_) bucket.missing = bucket.parameters.size();
   started_ = finished_ = 0;
   return sums;
@@ -161,7 +161,7 @@ void BucketedReducer::finish_buckets(size_t end) {
     finish(bucket);
     for (const size_t i : bucket.parameters) {
       if (next_)
-        next_->add(i, std::exchange(sums_[i], at::Tensor()));
+        next_->add(i, std::exchange(sums_[i], Tensor()));
       else if (!sums_[i].defined())
         sums_[i] = at::zeros({range(i, ranks_.rank()).size()}, at::device(device_).dtype(at::kFloat));
     }
@@ -171,10 +171,10 @@ void BucketedReducer::finish_buckets(size_t end) {
 void BucketedReducer::finish(Bucket& bucket) {
   if (ranks_.size() == 1) {
     for (const size_t i : bucket.parameters)
-      if (parts_[i].defined()) sums_[i] = std::exchange(parts_[i], at::Tensor()).view(-1);
+      if (parts_[i].defined()) sums_[i] = std::exchange(parts_[i], Tensor()).view(-1);
   } else {
     bucket.exchange.wait();
-    const at::Tensor sum = tree_sum(bucket.received.view({ranks_.size(), -1}).unbind(0));
+    const Tensor sum = tree_sum(bucket.received.view({ranks_.size(), -1}).unbind(0));
     bucket.received.reset();
     int64_t at = 0;
     for (const size_t i : bucket.parameters) {
@@ -184,12 +184,12 @@ void BucketedReducer::finish(Bucket& bucket) {
   }
 }
 
-void BucketedReducer::start_all_gather(std::vector<at::Tensor> whole, Source source) {
+void BucketedReducer::start_all_gather(std::vector<Tensor> whole, Source source) {
   finish_all_gather();
   whole_ = std::move(whole);
   source_ = std::move(source);
   if (next_ && next_->has_others()) {
-    std::vector<at::Tensor> local_shards;
+    std::vector<Tensor> local_shards;
     for (size_t i = 0; i < whole_.size(); ++i)
       local_shards.push_back(elements(whole_[i], range(i, ranks_.rank())));
     next_->start_all_gather(std::move(local_shards), std::exchange(source_, Source{next_, {}}));
@@ -213,10 +213,9 @@ void BucketedReducer::start_next_gathering() {
   if (ungathered_ == 0) return;
   const at::NoGradGuard no_grad;
   const size_t bucket = ungathered_ - 1;
-  if (source_.reducer) {
+  if (source_.reducer)
     for (const size_t i : buckets_[bucket].parameters)
       source_.reducer->wait_all_gather(source_.parameters.empty() ? i : source_.parameters[i]);
-  }
   // Allocate for the whole bucket before any state changes.
   std::vector<Gathering> prepared;
   std::map<at::ScalarType, std::vector<size_t>> by_type;  // all ranks send in this order
@@ -237,7 +236,7 @@ BucketedReducer::Gathering BucketedReducer::prepare_gathering(size_t bucket,
   const int64_t most = gathered_elements(shards_, gathering.parameters);
   gathering.received = at::zeros({ranks_.size(), most}, whole_[gathering.parameters[0]].options());
   for_each_part(gathering, ranks_.rank(),
-                [](const at::Tensor& local_shard, const at::Tensor& sent) { sent.copy_(local_shard); });
+                [](const Tensor& local_shard, const Tensor& sent) { sent.copy_(local_shard); });
   return gathering;
 }
 
@@ -250,9 +249,8 @@ void BucketedReducer::finish_oldest_gathering() {
     gathering.exchange.wait();
     for (int64_t rank = 0; rank < ranks_.size(); ++rank) {
       if (rank == ranks_.rank()) continue;
-      for_each_part(gathering, rank, [](const at::Tensor& local_shard, const at::Tensor& received) {
-        local_shard.copy_(received);
-      });
+      for_each_part(gathering, rank,
+                    [](const Tensor& local_shard, const Tensor& received) { local_shard.copy_(received); });
     }
   }
   if (!source_.reducer) start_next_gathering();

@@ -30,7 +30,7 @@ namespace dtopp::distributed {
 // One rank's part of a parameter or moment.
 struct ShardedTensor {
   const ShardLayout* layout = nullptr;
-  at::Tensor local_shard;  // the elements of layout->local_shard(rank), [elements]
+  Tensor local_shard;  // the elements of layout->local_shard(rank), [elements]
 };
 
 // A request of one rank for elements [begin, end) of a tensor. Without a tensor the rank requests nothing.
@@ -47,7 +47,7 @@ struct ShardRequest {
 //
 // Returns:       this rank's elements [elements], undefined without a request; a view if the group has one
 //                rank
-at::Tensor gather_shards(Collectives& ranks, const std::vector<ShardRequest>& by_rank);
+Tensor gather_shards(Collectives& ranks, const std::vector<ShardRequest>& by_rank);
 
 // Returns the parameters of each bucket, in the order of the reduce-scatters. shards[i] are those of
 // parameter i.
@@ -67,14 +67,14 @@ class BucketedReducer {
   // Adds this rank's contribution to the sum of one parameter: contiguous f32 with all elements, in any
   // shape, or undefined for none. Call it once per parameter, in any order, before each
   // finish_reduce_scatter(). Do not modify `part` afterwards.
-  void add(size_t parameter, at::Tensor part);
+  void add(size_t parameter, Tensor part);
   // Waits for all buckets.
   //
   // Returns:       per parameter, this rank's local shard of the sum over all ranks, including those of
   //                `next`: f32 [local shard], added along the aligned tree (tree_sum.h); zero if no rank
   //                added anything; in a group of one rank an alias of `part`
   // Throws:        c10::Error if a parameter was not added
-  std::vector<at::Tensor> finish_reduce_scatter();
+  std::vector<Tensor> finish_reduce_scatter();
 
   // Starts the all-gather of `whole`: one contiguous tensor per parameter with all its elements. `whole`
   // holds this rank's local shard; the gather fills in the others. An earlier gather is finished first.
@@ -90,7 +90,7 @@ class BucketedReducer {
     BucketedReducer* reducer = nullptr;  // null: none
     std::vector<size_t> parameters{};    // parameter i here is parameters[i] there; empty: i
   };
-  void start_all_gather(std::vector<at::Tensor> whole, Source source);
+  void start_all_gather(std::vector<Tensor> whole, Source source);
   // Whether any other rank takes part.
   bool has_others() const { return ranks_.size() > 1 || (next_ && next_->has_others()); }
   // Blocks until all elements of a parameter are valid. Parameters may be waited for in any order.
@@ -103,13 +103,13 @@ class BucketedReducer {
     std::vector<size_t> parameters;
     size_t missing = 0;  // parameters without a contribution
     Pending exchange{};
-    at::Tensor received{};  // [ranks * local shard]; undefined after its reduction
+    Tensor received{};  // [ranks * local shard]; undefined after its reduction
   };
   // The all-gather of a bucket's parameters of one type.
   struct Gathering {
     size_t bucket = 0;
     std::vector<size_t> parameters{};
-    at::Tensor received{};  // [ranks, largest local shard]
+    Tensor received{};  // [ranks, largest local shard]
     Pending exchange{};
   };
   const ElementRange& range(size_t parameter, int64_t rank) const { return shards_[parameter][rank]; }
@@ -131,11 +131,11 @@ class BucketedReducer {
   std::vector<Shards> shards_;
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_;
-  std::vector<at::Tensor> parts_;      // contributions that were not sent yet
+  std::vector<Tensor> parts_;          // contributions that were not sent yet
   size_t started_ = 0, finished_ = 0;  // buckets of the reduce-scatter
-  std::vector<at::Tensor> sums_;       // empty if `next` gets the sums
+  std::vector<Tensor> sums_;           // empty if `next` gets the sums
 
-  std::vector<at::Tensor> whole_;
+  std::vector<Tensor> whole_;
   Source source_;
   size_t ungathered_ = 0;  // buckets whose gather has not started
   std::deque<Gathering> gatherings_;

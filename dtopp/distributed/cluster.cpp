@@ -68,7 +68,7 @@ void wait_for(c10d::Store& store, const std::vector<std::string>& keys, std::chr
 
 // Returns the list that rank 0 publishes. One timeout limits the wait for all ranks.
 std::string collect(c10d::Store& store, int64_t size, const RankRecord& mine) {
-  nlohmann::ordered_json list;
+  ordered_json list;
   list["ranks"].push_back(mine.to_json());
   std::vector<std::string> keys;
   for (int64_t rank = 1; rank < size; ++rank) keys.push_back(key_of(rank));
@@ -82,7 +82,7 @@ std::string collect(c10d::Store& store, int64_t size, const RankRecord& mine) {
         std::ranges::find_if(keys, [&](const std::string& key) { return !store.check({key}); });
     if (missing == keys.end()) throw;
     const std::string rank = "rank " + std::to_string(missing - keys.begin() + 1);
-    list = nlohmann::ordered_json::object();
+    list = ordered_json::object();
     list["error"] = no_answer(rank, store);
   }
   return dump_json(list);
@@ -129,7 +129,7 @@ std::string own_address(const std::vector<std::optional<Route>>& routes, size_t 
 }
 
 std::string RankRecord::to_json() const {
-  nlohmann::ordered_json json = {{"host", host}, {"version", version}};
+  ordered_json json = {{"host", host}, {"version", version}};
   if (route) json["route"] = {{"own", route->own}, {"remote", route->remote}};
   return dump_json(json);
 }

@@ -69,8 +69,6 @@ class Cluster final : private WatchedProcess {
   // process has threads, because it sets environment variables (configure_transport).
   Cluster(launch::LaunchEnvironment environment, std::string (*version)());
   ~Cluster() override;
-  Cluster(const Cluster&) = delete;
-  Cluster& operator=(const Cluster&) = delete;
 
   // Calls `body` and reports its exception to the other ranks, then throws it.
   //

@@ -8,10 +8,9 @@
 namespace dtopp::distributed {
 namespace {
 
-int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
+int64_t bytes_of(const Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
-void check_rows(const char* what, const at::Tensor& tensor, const std::vector<int64_t>& splits,
-                int64_t size) {
+void check_rows(const char* what, const Tensor& tensor, const std::vector<int64_t>& splits, int64_t size) {
   TORCH_CHECK(tensor.dim() > 0 && tensor.is_contiguous(), what, ": expects contiguous rows");
   if (splits.empty()) {
     TORCH_CHECK(tensor.size(0) % size == 0, what, ": ", tensor.size(0), " rows do not divide into ", size,
@@ -49,7 +48,7 @@ int64_t bytes_sent(const Collective& collective, int64_t rank, int64_t size) {
   switch (collective.kind) {
     case Collective::Kind::kAllToAll: {
       const std::vector<int64_t>& rows = collective.splits.in;
-      const at::Tensor& in = collective.in;
+      const Tensor& in = collective.in;
       const int64_t kept = rows.empty() ? in.size(0) / size : rows[rank];
       return (in.size(0) - kept) * c10::multiply_integers(in.sizes().slice(1)) * in.element_size();
     }
@@ -65,7 +64,7 @@ int64_t bytes_sent(const Collective& collective, int64_t rank, int64_t size) {
   return 0;
 }
 
-Pending Collectives::all_to_all(at::Tensor out, at::Tensor in, Splits splits, const char* what) {
+Pending Collectives::all_to_all(Tensor out, Tensor in, Splits splits, const char* what) {
   check_rows(what, out, splits.out, size());
   check_rows(what, in, splits.in, size());
   TORCH_CHECK(splits.out.empty() == splits.in.empty(), what,
@@ -83,7 +82,7 @@ Pending Collectives::all_to_all(at::Tensor out, at::Tensor in, Splits splits, co
                 .splits = std::move(splits)});
 }
 
-Pending Collectives::all_gather(at::Tensor out, at::Tensor in, const char* what) {
+Pending Collectives::all_gather(Tensor out, Tensor in, const char* what) {
   TORCH_CHECK(out.is_contiguous() && in.is_contiguous(), what, ": expects contiguous tensors");
   TORCH_CHECK(out.scalar_type() == in.scalar_type() && out.numel() == in.numel() * size(), what, ": ", size(),
               " parts ", in.scalar_type(), in.sizes(), " do not fill ", out.scalar_type(), out.sizes());
@@ -91,13 +90,13 @@ Pending Collectives::all_gather(at::Tensor out, at::Tensor in, const char* what)
       {.kind = Collective::Kind::kAllGather, .what = what, .out = std::move(out), .in = std::move(in)});
 }
 
-Pending Collectives::all_reduce_sum(at::Tensor values, const char* what) {
+Pending Collectives::all_reduce_sum(Tensor values, const char* what) {
   TORCH_CHECK(values.scalar_type() == at::kDouble && values.is_contiguous(), what,
               ": expects contiguous f64");
   return start({.kind = Collective::Kind::kAllReduceSum, .what = what, .out = std::move(values)});
 }
 
-Pending Collectives::broadcast(at::Tensor values, int64_t root, const char* what) {
+Pending Collectives::broadcast(Tensor values, int64_t root, const char* what) {
   TORCH_CHECK(values.is_contiguous(), what, ": expects a contiguous tensor");
   TORCH_CHECK(root >= 0 && root < size(), what, ": root rank ", root, " is not in a group of ", size());
   return start({.kind = Collective::Kind::kBroadcast, .what = what, .out = std::move(values), .root = root});
@@ -108,12 +107,12 @@ Pending Collectives::barrier(const char* what) {
 }
 
 std::string broadcast_bytes(Collectives& collectives, std::string bytes, int64_t root, const char* what) {
-  const at::Tensor length = at::scalar_tensor(std::ssize(bytes), at::kLong);
+  const Tensor length = at::scalar_tensor(std::ssize(bytes), at::kLong);
   collectives.broadcast(length, root, what).wait();
   bytes.resize(static_cast<size_t>(length.item<int64_t>()));
   // The copy outlives this function. If a wait fails, `bytes` is destroyed while the transport may still
   // write.
-  const at::Tensor copy = at::from_blob(bytes.data(), {length.item<int64_t>()}, at::kByte).clone();
+  const Tensor copy = at::from_blob(bytes.data(), {length.item<int64_t>()}, at::kByte).clone();
   collectives.broadcast(copy, root, what).wait();
   std::memcpy(bytes.data(), copy.const_data_ptr(), bytes.size());
   return bytes;
@@ -121,13 +120,13 @@ std::string broadcast_bytes(Collectives& collectives, std::string bytes, int64_t
 
 std::vector<std::string> gather_bytes(Collectives& collectives, const std::string& bytes, const char* what) {
   const auto length = std::ssize(bytes);
-  const at::Tensor lengths = at::empty({collectives.size()}, at::kLong);
+  const Tensor lengths = at::empty({collectives.size()}, at::kLong);
   collectives.all_gather(lengths, at::full({1}, length, at::kLong), what).wait();
   // All parts are padded to the longest one.
   const int64_t longest = lengths.max().item<int64_t>();
   if (longest == 0) return std::vector<std::string>(static_cast<size_t>(collectives.size()));
-  const at::Tensor mine = at::zeros({longest}, at::kByte),
-                   all = at::empty({collectives.size(), longest}, at::kByte);
+  const Tensor mine = at::zeros({longest}, at::kByte),
+               all = at::empty({collectives.size(), longest}, at::kByte);
   std::memcpy(mine.mutable_data_ptr(), bytes.data(), bytes.size());
   collectives.all_gather(all, mine, what).wait();
   std::vector<std::string> parts;
@@ -163,7 +162,7 @@ void check_devices(const std::string& identity, Collectives& ranks) {
 }
 
 bool any_of(Collectives& ranks, bool here) {
-  const at::Tensor count = at::full({1}, here ? 1.0 : 0.0, at::kDouble);
+  const Tensor count = at::full({1}, here ? 1.0 : 0.0, at::kDouble);
   ranks.all_reduce_sum(count, "agreement").wait();
   return count.item<double>() != 0;
 }

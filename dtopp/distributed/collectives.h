@@ -78,10 +78,10 @@ struct Splits {
 struct Collective {
   enum class Kind { kAllToAll, kAllGather, kAllReduceSum, kBroadcast, kBarrier };
   Kind kind = Kind::kBarrier;
-  const char* what = "";   // name for counters and errors, such as "gather"; a literal
-  at::Tensor out{}, in{};  // `in` is unused by all-reduce and broadcast
-  Splits splits{};         // all-to-all only
-  int64_t root = 0;        // broadcast only
+  const char* what = "";  // name for counters and errors, such as "gather"; a literal
+  Tensor out{}, in{};     // `in` is unused by all-reduce and broadcast
+  Splits splits{};        // all-to-all only
+  int64_t root = 0;       // broadcast only
 };
 
 // Bytes that `rank` sends to the other ranks of `size`. S is the size of `in` (or of `out` if `in` is
@@ -107,15 +107,15 @@ class Collectives {
 
   // These functions start a collective. Do not read `out` or write `in` until wait() has returned. `out` and
   // `in` are [rows, …], of any one type, and equal in all dimensions but the first. Parts may be empty.
-  Pending all_to_all(at::Tensor out, at::Tensor in, Splits splits, const char* what);
+  Pending all_to_all(Tensor out, Tensor in, Splits splits, const char* what);
   // `out` is the concatenation of the ranks' `in`, which have equal sizes. `in` may be this rank's part of
   // `out`.
-  Pending all_gather(at::Tensor out, at::Tensor in, const char* what);
+  Pending all_gather(Tensor out, Tensor in, const char* what);
   // Replaces `values` by their sum over the ranks. f64 only. The order of additions must not matter: use
   // whole numbers whose sum is below 2^53, or floats that are zero on all ranks but one.
-  Pending all_reduce_sum(at::Tensor values, const char* what);
+  Pending all_reduce_sum(Tensor values, const char* what);
   // Copies the root's `values` to every rank.
-  Pending broadcast(at::Tensor values, int64_t root, const char* what);
+  Pending broadcast(Tensor values, int64_t root, const char* what);
   // Done when every rank has started it.
   Pending barrier(const char* what);
 

@@ -30,7 +30,7 @@ const char* lacking_memory(const std::exception& error) {
 
 Failure failure_of(const std::exception& error) {
   if (const auto* own = dynamic_cast<const Error*>(&error)) return {own->status(), one_line(own->what())};
-  if (const auto* file = dynamic_cast<const std::filesystem::filesystem_error*>(&error))
+  if (const auto* file = dynamic_cast<const fs::filesystem_error*>(&error))
     return {ExitStatus::kData, one_line(file->path1().string() + ": " + file->code().message())};
   if (const char* const memory = lacking_memory(error)) {
     const std::string place = memory == kDeviceMemory ? "device" : "machine";

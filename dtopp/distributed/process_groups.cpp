@@ -16,7 +16,7 @@ class HostAndDevice final : public Collectives {
       : Collectives(host->rank(), host->size()), host_(std::move(host)), device_(std::move(device)) {}
 
   Pending start(const Collective& collective) override {
-    const at::Tensor &out = collective.out, &in = collective.in;
+    const Tensor &out = collective.out, &in = collective.in;
     TORCH_CHECK(!in.defined() || in.device() == out.device(), collective.what, ": `in` is on ", in.device(),
                 ", but `out` on ", out.device());
     const bool on_host = !out.defined() || out.is_cpu();
@@ -52,7 +52,7 @@ ProcessGroups make_process_groups(const c10::intrusive_ptr<c10d::Store>& store, 
   ProcessGroups groups;
   groups.traffic = counts;
   groups.world = group("world", all_ranks(own_dims.world_size));
-  const at::Tensor of_rank_0 = at::tensor({own_dims.nodes, own_dims.ep_size}, at::kLong);
+  const Tensor of_rank_0 = at::tensor({own_dims.nodes, own_dims.ep_size}, at::kLong);
   groups.world->broadcast(of_rank_0, /*root=*/0, "start").wait();
   const ParallelDims dims{own_dims.world_size, of_rank_0[0].item<int64_t>(), of_rank_0[1].item<int64_t>()};
   const int64_t node = dims.node_size(), first = rank / node * node;

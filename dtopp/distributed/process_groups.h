@@ -60,8 +60,6 @@ class DeviceGroups {
                std::chrono::milliseconds timeout, const std::shared_ptr<CollectiveCounts>& counts);
   // Without finish(), aborts collectives in flight: after an error, other ranks may no longer take part.
   ~DeviceGroups();
-  DeviceGroups(const DeviceGroups&) = delete;
-  DeviceGroups& operator=(const DeviceGroups&) = delete;
 
   // Call after the last collective of every rank. Waits for collectives in flight and disconnects.
   void finish();

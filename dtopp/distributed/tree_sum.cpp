@@ -6,7 +6,7 @@ namespace dtopp::distributed {
 namespace {
 
 // Reuses the memory of `left` for the sum if `overwrite`.
-at::Tensor sum_of(at::Tensor left, const at::Tensor& right, bool overwrite) {
+Tensor sum_of(Tensor left, const Tensor& right, bool overwrite) {
   if (!right.defined()) return left;
   if (!left.defined()) return right;
   return overwrite ? left.add_(right) : left + right;
@@ -20,15 +20,15 @@ MicroBatchRange local_micro_batches(int64_t leaves, int64_t rank, int64_t size, 
   return {std::min(rank * per_rank, leaves), std::min((rank + 1) * per_rank, leaves)};
 }
 
-at::Tensor tree_sum(std::vector<at::Tensor> leaves) {
+Tensor tree_sum(std::vector<Tensor> leaves) {
   for (size_t stride = 1; stride < leaves.size(); stride *= 2)
     for (size_t i = 0; i + stride < leaves.size(); i += 2 * stride)
       leaves[i] = sum_of(leaves[i], leaves[i + stride], false);
-  return leaves.empty() ? at::Tensor() : leaves[0];
+  return leaves.empty() ? Tensor() : leaves[0];
 }
 
-at::Tensor TreeAccumulator::waiting() const {
-  return !nodes_.empty() && nodes_.back().level == 0 ? nodes_.back().sum : at::Tensor();
+Tensor TreeAccumulator::waiting() const {
+  return !nodes_.empty() && nodes_.back().level == 0 ? nodes_.back().sum : Tensor();
 }
 
 void TreeAccumulator::added() {
@@ -46,8 +46,8 @@ void TreeAccumulator::join(Node node) {
   nodes_.push_back(std::move(node));
 }
 
-at::Tensor TreeAccumulator::finish() {
-  at::Tensor sum;
+Tensor TreeAccumulator::finish() {
+  Tensor sum;
   for (; !nodes_.empty(); nodes_.pop_back()) sum = sum_of(nodes_.back().sum, sum, true);
   return sum;
 }

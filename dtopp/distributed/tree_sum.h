@@ -32,24 +32,24 @@ MicroBatchRange local_micro_batches(int64_t leaves, int64_t rank, int64_t size, 
 
 // Undefined leaves are absent. The sum is undefined if all are absent, and aliases the leaf if one is
 // present. The leaves are not modified.
-at::Tensor tree_sum(std::vector<at::Tensor> leaves);
+Tensor tree_sum(std::vector<Tensor> leaves);
 
 // The tree sum of leaves that arrive one after another. It holds at most max(1, ceil(log2(leaves))) tensors.
 class TreeAccumulator {
  public:
   // Adds the next leaf, undefined if it is absent. The accumulator takes over the leaf's memory.
-  void add(at::Tensor leaf) { join({std::move(leaf), 0}); }
+  void add(Tensor leaf) { join({std::move(leaf), 0}); }
   // The tensor to which the next leaf will be added; undefined if there is none. If it is defined, the next
   // leaf may have a narrower type because it is not stored. The caller may also add the leaf to it and then
   // call added().
-  at::Tensor waiting() const;
+  Tensor waiting() const;
   void added();
   // Returns the sum, undefined if all leaves were absent, and resets the accumulator.
-  at::Tensor finish();
+  Tensor finish();
 
  private:
   struct Node {
-    at::Tensor sum;
+    Tensor sum;
     int level;  // the sum covers 2^level leaves
   };
   void join(Node node);

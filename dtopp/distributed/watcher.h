@@ -104,8 +104,6 @@ class Watcher {
   Watcher(const c10::intrusive_ptr<c10d::Store>& store, WatcherOptions options,
           std::shared_ptr<const CollectiveCounts> counts, WatchedProcess& process);
   ~Watcher() { leave(); }
-  Watcher(const Watcher&) = delete;
-  Watcher& operator=(const Watcher&) = delete;
 
   // Sets the step and the activity that RankState reports.
   void begin(int64_t step, const std::string& activity);

@@ -96,8 +96,6 @@ TokenKinds by_part_of_word(std::span<const int64_t> ids, const data::Tokenizer& 
   return kinds;
 }
 
-using nlohmann::ordered_json;
-
 // Calls body(begin, end, order) for each run of equal values in ascending order.
 template <class Number, class Body>
 void for_equal(std::span<const Number> values, const Body& body) {
@@ -192,17 +190,17 @@ std::optional<double> mean_spearman(const LossesWithin& within) {
 std::string text_of(const std::optional<double>& value) { return value ? format("%.3f", *value) : "-"; }
 
 // Returns the active experts per token and layer, f64 [T, L] on the host.
-at::Tensor active_experts(const models::HiddenStates& states) {
-  std::vector<at::Tensor> layers;
+Tensor active_experts(const models::HiddenStates& states) {
+  std::vector<Tensor> layers;
   for (const ops::RouteOutput& routing : states.routing)
     layers.push_back(routing.gates_TE.ne(0).sum(-1).to(at::kDouble));
   return at::stack(layers, 1).cpu();
 }
 
 // Returns the kind of each routed token of a batch of windows, int64 [T], in the order of the batch.
-at::Tensor kinds_of(const TokenKinds& kinds, const TextWindows& windows) {
+Tensor kinds_of(const TokenKinds& kinds, const TextWindows& windows) {
   const int64_t count = windows.ids_BL.size(0), length = windows.ids_BL.size(1);
-  at::Tensor out = at::empty({count * length}, at::kLong);
+  Tensor out = at::empty({count * length}, at::kLong);
   auto* kind = out.mutable_data_ptr<int64_t>();
   for (int64_t i = 0; i < count; ++i) {
     const auto* from = kinds.kind.data() + windows.offset + static_cast<uint64_t>(i) * windows.stride;
@@ -215,17 +213,17 @@ at::Tensor kinds_of(const TokenKinds& kinds, const TextWindows& windows) {
 class ExpertObserver final : public WindowObserver {
  public:
   // `sums_2N` holds the experts and the loss of each token, 0 for tokens of other ranks.
-  ExpertObserver(std::vector<KindActivations>& by_kind, const at::Tensor& sums_2N)
+  ExpertObserver(std::vector<KindActivations>& by_kind, const Tensor& sums_2N)
       : by_kind_(by_kind), sums_2N_(sums_2N) {}
 
   void add(const TextWindows& windows, const models::HiddenStates& states,
-           const at::Tensor& log_probs_T) override {
-    const at::Tensor active_TL = active_experts(states);
-    const at::Tensor place_2T = sums_2N_.narrow(1, static_cast<int64_t>(windows.offset), log_probs_T.numel());
+           const Tensor& log_probs_T) override {
+    const Tensor active_TL = active_experts(states);
+    const Tensor place_2T = sums_2N_.narrow(1, static_cast<int64_t>(windows.offset), log_probs_T.numel());
     place_2T[0].copy_(active_TL.sum(1));
     place_2T[1].copy_(log_probs_T.neg());
     for (KindActivations& one : by_kind_) {
-      const at::Tensor kind_T = kinds_of(one.kinds, windows);
+      const Tensor kind_T = kinds_of(one.kinds, windows);
       one.tokens_G.index_add_(0, kind_T, at::ones_like(kind_T));
       one.sums_GL.index_add_(0, kind_T, active_TL);
       one.squares_G.index_add_(0, kind_T, active_TL.square().sum(1));
@@ -234,11 +232,11 @@ class ExpertObserver final : public WindowObserver {
 
  private:
   std::vector<KindActivations>& by_kind_;
-  at::Tensor sums_2N_;  // f64
+  Tensor sums_2N_;  // f64
 };
 
 // Divides the experts and losses of a text's tokens, f64 [2, N].
-NllByExperts divide_losses(const EvaluationText& text, const at::Tensor& sums_2N,
+NllByExperts divide_losses(const EvaluationText& text, const Tensor& sums_2N,
                            const config::ModelConfig& model) {
   const auto values = sums_2N.accessor<double, 2>();
   NllByExperts result{model.num_layers, {}, {}};
@@ -297,8 +295,8 @@ KindSummary summarize(const KindActivations& activations, int64_t kind) {
 }
 
 template <typename Number>
-std::vector<Number> values(const at::Tensor& tensor) {
-  const at::Tensor host = tensor.cpu().contiguous();
+std::vector<Number> values(const Tensor& tensor) {
+  const Tensor host = tensor.cpu().contiguous();
   const auto* data = host.const_data_ptr<Number>();
   return {data, data + host.numel()};
 }
@@ -306,7 +304,7 @@ std::vector<Number> values(const at::Tensor& tensor) {
 ordered_json layer_json(const moe::ActivationStatistics& statistics, int64_t layer,
                         const inference::InferenceModel& model) {
   const moe::ActivationSummary summary = statistics.summary(layer);
-  const at::Tensor counts_E = statistics.tokens_per_expert()[layer];
+  const Tensor counts_E = statistics.tokens_per_expert()[layer];
   const auto tokens = static_cast<double>(statistics.tokens());
   ordered_json json = {{"layer", layer},
                        {"mean", summary.mean},
@@ -317,7 +315,7 @@ ordered_json layer_json(const moe::ActivationStatistics& statistics, int64_t lay
                        {"expert_load", values<double>(counts_E.to(at::kDouble) / tokens)}};
   const std::vector<double> thresholds = model.routing.router->metric("threshold");
   if (!thresholds.empty()) json["threshold"] = thresholds[thresholds.size() > 1 ? layer : 0];
-  const at::Tensor scale = model.model.block(layer).mlp.experts.router_scale;
+  const Tensor scale = model.model.block(layer).mlp.experts.router_scale;
   if (scale.defined()) json["scale"] = scale.item<double>();
   return json;
 }
@@ -405,14 +403,14 @@ ActivationAnalysis analyze_activations(const inference::InferenceModel& model, c
     analysis.by_kind.push_back({std::move(one), at::zeros({count}, at::kLong),
                                 at::zeros({count, layers}, at::kDouble), at::zeros({count}, at::kDouble)});
   }
-  const at::Tensor sums_2N = at::zeros({2, std::ssize(text)}, at::kDouble);
+  const Tensor sums_2N = at::zeros({2, std::ssize(text)}, at::kDouble);
   ExpertObserver observer(analysis.by_kind, sums_2N);
   analysis.perplexity = measure_perplexity(model, text, batch_size, ranks, watch, {.observer = &observer});
   ranks.all_reduce_sum(sums_2N, "token losses").wait();
   analysis.nll_by_experts = divide_losses(text, sums_2N, model.config.model);
   for (KindActivations& one : analysis.by_kind) {
-    const at::Tensor tokens_G = one.tokens_G.to(at::kDouble);
-    for (const at::Tensor& sums : {tokens_G, one.sums_GL, one.squares_G})  // all are whole numbers
+    const Tensor tokens_G = one.tokens_G.to(at::kDouble);
+    for (const Tensor& sums : {tokens_G, one.sums_GL, one.squares_G})  // all are whole numbers
       ranks.all_reduce_sum(sums, "kinds").wait();
     one.tokens_G = tokens_G.to(at::kLong);
   }

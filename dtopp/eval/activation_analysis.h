@@ -76,9 +76,9 @@ std::string format_table(const NllByExperts& losses);
 // Active experts per token, grouped by one way of dividing tokens into kinds. G kinds, L layers.
 struct KindActivations {
   TokenKinds kinds;
-  at::Tensor tokens_G;   // int64: routed tokens
-  at::Tensor sums_GL;    // f64: sum of active experts over the tokens
-  at::Tensor squares_G;  // f64: sum of squared active experts over tokens and layers
+  Tensor tokens_G;   // int64: routed tokens
+  Tensor sums_GL;    // f64: sum of active experts over the tokens
+  Tensor squares_G;  // f64: sum of squared active experts over tokens and layers
 };
 
 struct ActivationAnalysis {

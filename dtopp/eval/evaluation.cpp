@@ -36,8 +36,7 @@ auto named(const char* name) {
 }  // namespace
 
 models::TrainingData open_evaluation_images(const checkpoint::Checkpoint& checkpoint,
-                                            const config::RunConfig& config,
-                                            const std::filesystem::path& folder) {
+                                            const config::RunConfig& config, const fs::path& folder) {
   config::RunConfig with_images = config;
   with_images.data.validation = {{.path = folder.string()}};
   with_images.data.train = {{.path = folder.string()}};
@@ -124,8 +123,7 @@ std::string format_table(const DiffusionEvaluation& evaluation) {
 }
 
 void dump_predictions(const inference::DiffusionModel& model, const models::TrainingData& data,
-                      int64_t images, int64_t batch_size, const std::filesystem::path& path,
-                      inference::Watch& watch) {
+                      int64_t images, int64_t batch_size, const fs::path& path, inference::Watch& watch) {
   const at::NoGradGuard no_grad;
   const config::ModelConfig& config = model.config.model;
   const config::Objective objective = model.config.diffusion.objective;
@@ -147,10 +145,10 @@ void dump_predictions(const inference::DiffusionModel& model, const models::Trai
   const auto predicted = [&](const models::Batch& on_host) {
     if (watch.stop_requested()) throw Stopped("stopped before the last image was dumped; no file is written");
     const models::Batch batch = on_host.to(model.device);
-    const at::Tensor& t_B = batch.tensor("t");
+    const Tensor& t_B = batch.tensor("t");
     const models::Noised noised =
         models::add_noise(objective, batch.tensor("x0"), batch.tensor("noise"), t_B);
-    const at::Tensor output_BCHW =
+    const Tensor output_BCHW =
         models::predict(model.model, noised.x_BCHW, t_B, models::condition_of(batch), model.routing)
             .output_BCHW;
     watch.update(batch.position + static_cast<uint64_t>(t_B.size(0)));

@@ -16,8 +16,7 @@ namespace dtopp::eval {
 // Throws: UsageError if their layout differs from that of the checkpoint's training images; DataError if they
 //         are damaged
 models::TrainingData open_evaluation_images(const checkpoint::Checkpoint& checkpoint,
-                                            const config::RunConfig& config,
-                                            const std::filesystem::path& folder);
+                                            const config::RunConfig& config, const fs::path& folder);
 
 // Measures the first `images` in batches that are distributed over the ranks. The progress of the watch
 // counts images.
@@ -59,7 +58,6 @@ std::string format_table(const DiffusionEvaluation& evaluation);
 // Throws: Stopped if a stop is requested; DataError if the file cannot be written
 // Collective: no; this rank computes all images
 void dump_predictions(const inference::DiffusionModel& model, const models::TrainingData& data,
-                      int64_t images, int64_t batch_size, const std::filesystem::path& path,
-                      inference::Watch& watch);
+                      int64_t images, int64_t batch_size, const fs::path& path, inference::Watch& watch);
 
 }  // namespace dtopp::eval

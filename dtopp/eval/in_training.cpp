@@ -105,8 +105,8 @@ class Probes final : public train::Periodic {
 constexpr int64_t kOpening = 16, kContinuation = 48;  // tokens
 constexpr double kTemperature = 0.8;
 
-std::filesystem::path file_of(const config::RunConfig& config, int64_t step, const char* ending) {
-  return std::filesystem::path(config.output) / "samples" / (checkpoint::checkpoint_name(step) + ending);
+fs::path file_of(const config::RunConfig& config, int64_t step, const char* ending) {
+  return fs::path(config.output) / "samples" / (checkpoint::checkpoint_name(step) + ending);
 }
 
 // Replaces line ends, so that each text is one line of the console.
@@ -144,8 +144,7 @@ class TrainingTexts final : public train::Periodic {
         std::min(static_cast<uint64_t>(config_.validation.samples), data.validation_samples);
     std::vector<std::vector<int32_t>> openings;
     for (uint64_t i = 0; i < count; ++i) {
-      const at::Tensor tokens =
-          data.validation->read(i * (data.validation_samples / count), 1).tensor("tokens");
+      const Tensor tokens = data.validation->read(i * (data.validation_samples / count), 1).tensor("tokens");
       const auto* first = tokens.const_data_ptr<int64_t>();
       openings.emplace_back(first, first + opening_);
     }
@@ -176,7 +175,7 @@ class TrainingTexts final : public train::Periodic {
   }
 
   void write(const std::vector<std::string>& lines, int64_t step) const {
-    const std::filesystem::path path = file_of(config_, step, ".txt");
+    const fs::path path = file_of(config_, step, ".txt");
     std::string text;
     for (const std::string& line : lines) {
       log_.message("sample at step " + std::to_string(step) + ": " + line);
@@ -252,7 +251,7 @@ class TrainingGrids final : public train::Periodic {
     inference::PictureSampler sampler(denoiser, config_.model, model.device, request, watch);
     while (const auto batch = sampler.next()) grid.add(*batch);
     if (trainer.ranks().rank() > 0) return;
-    const std::filesystem::path path = file_of(config_, trainer.state().step, ".png");
+    const fs::path path = file_of(config_, trainer.state().step, ".png");
     make_directories(path.parent_path());
     write_file_atomically(path, grid.encode());
   }

@@ -11,7 +11,7 @@
 #include "dtopp/ops/cross_entropy/linear_cross_entropy.h"
 
 namespace dtopp::eval {
-bool is_token_data(const std::filesystem::path& path) {
+bool is_token_data(const fs::path& path) {
   if (path.extension() == ".npy" || path.extension() == ".bin") return true;
   const PathKind kind = path_kind(path);
   return kind == PathKind::kDirectory ||
@@ -23,12 +23,12 @@ void EvaluationText::Source::read(uint64_t offset, std::span<int64_t> out) const
   std::copy_n(ids.begin() + static_cast<int64_t>(offset), out.size(), out.begin());
 }
 
-EvaluationText::EvaluationText(const std::filesystem::path& path, int64_t vocab_size) {
+EvaluationText::EvaluationText(const fs::path& path, int64_t vocab_size) {
   sources_.push_back({path, data::TokenStream::open(path, data::Verify::kChanged, vocab_size)});
   sources_.back().stream->require_ids_below(vocab_size);
 }
 
-EvaluationText::EvaluationText(const std::filesystem::path& path, const data::Tokenizer& tokenizer) {
+EvaluationText::EvaluationText(const fs::path& path, const data::Tokenizer& tokenizer) {
   sources_.push_back({path, std::nullopt, data::encode_file(path, tokenizer)});
 }
 
@@ -76,14 +76,14 @@ std::vector<TextSegment> EvaluationText::segments() const {
 std::vector<std::string> EvaluationText::source_names() const {
   std::vector<config::DataSource> sources;
   for (const Source& source : sources_) sources.push_back({.path = source.path.string()});
-  std::set<std::filesystem::path> paths;
+  std::set<fs::path> paths;
   for (const Source& source : sources_)
     if (!paths.insert(source.path.lexically_normal()).second)
       throw UsageError("--text: names ", source.path, " twice; give it once");
   return config::source_names(sources);
 }
 
-at::Tensor EvaluationText::beginning(int64_t sequence_length) const {
+Tensor EvaluationText::beginning(int64_t sequence_length) const {
   const auto length = static_cast<uint64_t>(sequence_length);
   const uint64_t room = static_cast<uint64_t>(models::kSolveTokens) / sources_.size();
   std::vector<int64_t> ids;
@@ -158,9 +158,9 @@ std::vector<WindowBatch> batches_of(const EvaluationText& text, const std::vecto
   return batches;
 }
 
-at::Tensor read_batch(const EvaluationText& text, const WindowBatch& batch) {
+Tensor read_batch(const EvaluationText& text, const WindowBatch& batch) {
   const auto count = std::ssize(batch.offsets);
-  const at::Tensor ids = at::empty({count, batch.length + 1}, at::kLong);
+  const Tensor ids = at::empty({count, batch.length + 1}, at::kLong);
   for (int64_t i = 0; i < count; ++i)
     text.read(batch.offsets[i],
               std::span(ids.mutable_data_ptr<int64_t>() + i * ids.size(1), static_cast<size_t>(ids.size(1))));
@@ -180,14 +180,14 @@ Perplexity measure_perplexity(const inference::InferenceModel& model, const Eval
   const int64_t L = model.routing.router ? model.routing.router->num_layers() : 0;
   const int64_t E = model.config.model.num_experts;
   std::vector<moe::ActivationStatistics> activations(sources.size(), moe::ActivationStatistics(L));
-  const at::Tensor sums_B = at::zeros({num_batches}, at::kDouble);  // sum of log probabilities per batch
+  const Tensor sums_B = at::zeros({num_batches}, at::kDouble);  // sum of log probabilities per batch
   std::vector<uint64_t> ends;
   for (const WindowBatch& batch : batches)
     ends.push_back(batch.offsets.back() + static_cast<uint64_t>(batch.length));
   inference::SharedBatches shared(std::move(ends), ranks, watch);
   while (const auto b = shared.next()) {
     const WindowBatch& batch = batches[*b];
-    const at::Tensor windows = ops::to_device(read_batch(text, batch), model.device());
+    const Tensor windows = ops::to_device(read_batch(text, batch), model.device());
     const TextWindows inputs{windows.narrow(1, 0, batch.length), batch.offsets.front(),
                              static_cast<uint64_t>(stride)};
     moe::Routing routing = model.routing;
@@ -202,10 +202,10 @@ Perplexity measure_perplexity(const inference::InferenceModel& model, const Eval
   }
   if (shared.stopped()) throw Stopped("stopped before the end of the text; no result is kept");
 
-  std::vector<at::Tensor> parts = {sums_B};
+  std::vector<Tensor> parts = {sums_B};
   for (const moe::ActivationStatistics& of_source : activations)
     parts.push_back(of_source.to_vector(E, model.device()).cpu());
-  const at::Tensor values = at::cat(parts);
+  const Tensor values = at::cat(parts);
   ranks.all_reduce_sum(values, "perplexity").wait();
   std::vector<SourcePerplexity> results;
   int64_t begin = num_batches;

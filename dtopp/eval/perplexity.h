@@ -13,7 +13,7 @@ namespace dtopp::eval {
 
 // Returns whether `path` names token data: a folder, a .npy file or a .bin/.idx prefix. Every other file is
 // text.
-bool is_token_data(const std::filesystem::path& path);
+bool is_token_data(const fs::path& path);
 
 // Ids that windows cover: the model reads those from `begin` on and predicts those up to `last`.
 struct TextSegment {
@@ -25,9 +25,9 @@ class EvaluationText {
  public:
   // Opens token data. Throws DataError if they cannot be read; UsageError if an id is outside the model's
   // vocabulary.
-  EvaluationText(const std::filesystem::path& path, int64_t vocab_size);
+  EvaluationText(const fs::path& path, int64_t vocab_size);
   // Encodes a text file. Throws DataError if it cannot be read.
-  EvaluationText(const std::filesystem::path& path, const data::Tokenizer& tokenizer);
+  EvaluationText(const fs::path& path, const data::Tokenizer& tokenizer);
 
   void append(EvaluationText other);
   // Puts an id in front of a text of one source, so that the first id of the text can be predicted.
@@ -42,11 +42,11 @@ class EvaluationText {
   std::vector<std::string> source_names() const;
 
   // Returns the first windows of each source, on which the threshold p is solved (expert_budget.h).
-  at::Tensor beginning(int64_t sequence_length) const;
+  Tensor beginning(int64_t sequence_length) const;
 
  private:
   struct Source {
-    std::filesystem::path path;
+    fs::path path;
     std::optional<data::TokenStream> stream{};
     std::vector<int64_t> ids{};
 
@@ -82,7 +82,7 @@ struct Perplexity {
 // Consecutive windows of a stream of ids. The first begins at id `offset`; each next one begins `stride` ids
 // later.
 struct TextWindows {
-  at::Tensor ids_BL;  // the model's input
+  Tensor ids_BL;  // the model's input
   uint64_t offset, stride;
 };
 
@@ -91,7 +91,7 @@ class WindowObserver {
  public:
   virtual ~WindowObserver() = default;
   virtual void add(const TextWindows& windows, const models::HiddenStates& states,
-                   const at::Tensor& log_probs_T) = 0;
+                   const Tensor& log_probs_T) = 0;
 };
 
 // Makes routers that select the experts of a text's tokens, instead of the model's router.

@@ -8,14 +8,12 @@
 namespace dtopp::eval {
 namespace {
 
-namespace fs = std::filesystem;
-
-std::span<const std::byte> bytes_of(const at::Tensor& contiguous) {
+std::span<const std::byte> bytes_of(const Tensor& contiguous) {
   return {static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()};
 }
 
-std::vector<data::Picture> to_pictures(const at::Tensor& x0_BCHW) {
-  const at::Tensor levels_BHWC = inference::to_levels(x0_BCHW);
+std::vector<data::Picture> to_pictures(const Tensor& x0_BCHW) {
+  const Tensor levels_BHWC = inference::to_levels(x0_BCHW);
   std::vector<data::Picture> pictures;
   for (int64_t i = 0; i < levels_BHWC.size(0); ++i) {
     data::Picture& picture =
@@ -61,14 +59,14 @@ void write_npz(OutputFile& file, const inference::PictureRequest& request, const
   else
     npz.begin("arr_0", "|u1", {request.count, shape.height, shape.width, 3});
   while (const auto batch = sampler.next()) {
-    const at::Tensor values = layout.is_latent ? inference::to_latents(batch->x0_BCHW, layout)
-                                               : inference::to_levels(batch->x0_BCHW).expand({-1, -1, -1, 3});
+    const Tensor values = layout.is_latent ? inference::to_latents(batch->x0_BCHW, layout)
+                                           : inference::to_levels(batch->x0_BCHW).expand({-1, -1, -1, 3});
     npz.write(bytes_of(values.contiguous()));
   }
   if (!request.classes.empty()) {
     npz.begin("arr_1", "<i8", {request.count});
-    const at::Tensor classes = at::tensor(request.classes, at::kLong);
-    const at::Tensor turn = at::arange(request.count, at::kLong).remainder(classes.size(0));
+    const Tensor classes = at::tensor(request.classes, at::kLong);
+    const Tensor turn = at::arange(request.count, at::kLong).remainder(classes.size(0));
     npz.write(bytes_of(classes.index_select(0, turn)));
   }
   npz.finish();

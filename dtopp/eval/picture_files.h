@@ -8,7 +8,7 @@ namespace dtopp::eval {
 
 // Throws UsageError if the pictures cannot be written to `output`: latents as pictures, too many pictures for
 // a grid, a folder that already exists, or a file in a missing folder.
-void require_writable(const std::filesystem::path& output, const inference::PictureRequest& request,
+void require_writable(const fs::path& output, const inference::PictureRequest& request,
                       const data::ImageLayout& layout);
 
 // Samples the pictures and writes them. The name selects the format:
@@ -21,7 +21,7 @@ void require_writable(const std::filesystem::path& output, const inference::Pict
 // The output is replaced atomically: an existing file stays until the new one is complete.
 //
 // Throws: DataError if writing fails; errors of PictureSampler::next
-void write_pictures(const std::filesystem::path& output, const inference::PictureRequest& request,
+void write_pictures(const fs::path& output, const inference::PictureRequest& request,
                     const data::ImageLayout& layout, inference::PictureSampler& sampler);
 
 // A grid of pictures. Each class or text has one row, with its name under each picture. Without classes and

@@ -73,7 +73,7 @@ int64_t tokens_of(const tasks::Request& request) {
 // Sums on the device, so that the host waits for it only once.
 tasks::ExpertUse use_of(const std::vector<ops::RouteOutput>& layers) {
   if (layers.empty()) return {};
-  std::vector<at::Tensor> counts;
+  std::vector<Tensor> counts;
   for (const ops::RouteOutput& layer : layers) counts.push_back(layer.tokens_per_expert_E);
   const auto num_layers = std::ssize(layers);
   return {at::stack(counts).sum().item<int64_t>(), num_layers * layers[0].gates_TE.size(0)};
@@ -204,8 +204,6 @@ std::vector<ScoredRequests> unpack(const std::string& bytes) {
   return batches;
 }
 
-using nlohmann::ordered_json;
-
 // Returns one tally per data set; nullopt if stopped before the end.
 std::optional<std::vector<tasks::Tally>> run_task(const inference::InferenceModel& model,
                                                   const data::Tokenizer& tokenizer,
@@ -226,9 +224,8 @@ std::optional<std::vector<tasks::Tally>> run_task(const inference::InferenceMode
     const std::vector<tasks::Answer> answers = tasks::judge_all(requests, i, of_data);
     tallies.push_back(tasks::tally(data, answers));
     tallies.back().experts = (*scored)[i].experts;
-    for (size_t n = 0; n < of_data.size() && kept.keeps(); ++n) {
+    for (size_t n = 0; n < of_data.size() && kept.keeps(); ++n)
       dump += tasks::dump_line(requests.task, data, requests.requests[i][n], &of_data[n], &answers[n]) + "\n";
-    }
   }
   if (!kept.keep(requests, tallies, std::move(dump)))
     watch.message(name + ": the finished task is not stored: " + kept.folder().string() +

@@ -7,7 +7,6 @@
 #include "dtopp/distributed/collectives.h"
 #include "dtopp/inference/inference_model.h"
 #include "dtopp/inference/shared_batches.h"
-#include "dtopp/inference/watch.h"
 #include "dtopp/tasks/results.h"
 #include "dtopp/tasks/task.h"
 #include "dtopp/tasks/task_requests.h"

@@ -12,7 +12,7 @@ namespace {
 // Assigns tokens to recorded experts instead of choosing them. T is the number of tokens of the forward pass.
 class ReplayRouter final : public moe::Router {
  public:
-  ReplayRouter(const config::RunConfig& config, std::vector<at::Tensor> routing_map_LTE)
+  ReplayRouter(const config::RunConfig& config, std::vector<Tensor> routing_map_LTE)
       : moe::Router(config, routing_map_LTE.at(0).device()), routing_map_LTE_(std::move(routing_map_LTE)) {}
 
   ops::RouteOutput select(const moe::RouterInput& input) override {
@@ -20,13 +20,13 @@ class ReplayRouter final : public moe::Router {
   }
 
  private:
-  std::vector<at::Tensor> routing_map_LTE_;  // per layer, bool [T, E]
+  std::vector<Tensor> routing_map_LTE_;  // per layer, bool [T, E]
 };
 
 // Selects given numbers of experts per token: each token's likeliest ones.
 class CountedRouter final : public moe::Router {
  public:
-  CountedRouter(const config::RunConfig& config, at::Tensor counts_LT, const at::Device& device)
+  CountedRouter(const config::RunConfig& config, Tensor counts_LT, const at::Device& device)
       : moe::Router(config, device), counts_LT_(std::move(counts_LT)) {}
 
   ops::RouteOutput select(const moe::RouterInput& input) override {
@@ -34,7 +34,7 @@ class CountedRouter final : public moe::Router {
   }
 
  private:
-  at::Tensor counts_LT_;  // int64 on the CPU, at least 1
+  Tensor counts_LT_;  // int64 on the CPU, at least 1
 };
 
 class CountsOfTokens final : public WindowObserver {
@@ -42,18 +42,18 @@ class CountsOfTokens final : public WindowObserver {
   CountsOfTokens(int64_t layers, int64_t tokens) : counts_LN_(at::zeros({layers, tokens}, at::kDouble)) {}
 
   void add(const TextWindows& windows, const models::HiddenStates& states,
-           const at::Tensor& /*log_probs_T*/) override {
+           const Tensor& /*log_probs_T*/) override {
     for (size_t layer = 0; layer < states.routing.size(); ++layer) {
-      const at::Tensor chosen_T = states.routing[layer].gates_TE.ne(0).sum(-1);
+      const Tensor chosen_T = states.routing[layer].gates_TE.ne(0).sum(-1);
       counts_LN_[static_cast<int64_t>(layer)]
           .narrow(0, static_cast<int64_t>(windows.offset), chosen_T.numel())
           .copy_(chosen_T);
     }
   }
-  const at::Tensor& counts_LN() const { return counts_LN_; }
+  const Tensor& counts_LN() const { return counts_LN_; }
 
  private:
-  at::Tensor counts_LN_;  // f64, whole numbers
+  Tensor counts_LN_;  // f64, whole numbers
 };
 
 // The columns of the tokens that the model reads, divided as the rule demands.
@@ -74,7 +74,7 @@ std::vector<std::vector<int64_t>> groups_of(const std::vector<TextSegment>& segm
 }
 
 // Gives every (layer, token) the mean, rounded so that the sum stays.
-void make_uniform(const at::Tensor& counts_LN, const std::vector<std::vector<int64_t>>& groups,
+void make_uniform(const Tensor& counts_LN, const std::vector<std::vector<int64_t>>& groups,
                   const RandomStream& stream) {
   const int64_t layers = counts_LN.size(0);
   auto counts = counts_LN.accessor<int64_t, 2>();
@@ -116,9 +116,9 @@ void require_routers(const inference::InferenceModel& model) {
 }
 
 // Returns bool [count, E] for the tokens first, first + 1, …. Bytes in a file may be other than 0 and 1.
-at::Tensor read_selection(const TensorView& tensor, int64_t first, int64_t count) {
+Tensor read_selection(const TensorView& tensor, int64_t first, int64_t count) {
   const int64_t E = tensor.shape.at(1);
-  const at::Tensor bytes_TE = at::empty({count, E}, at::kByte);
+  const Tensor bytes_TE = at::empty({count, E}, at::kByte);
   ops::copy_from_bytes(tensor.bytes.subspan(static_cast<size_t>(first * E), static_cast<size_t>(count * E)),
                        bytes_TE);
   return bytes_TE.ne(0);
@@ -126,9 +126,9 @@ at::Tensor read_selection(const TensorView& tensor, int64_t first, int64_t count
 
 }  // namespace
 
-at::Tensor redistribute(const at::Tensor& counts_LN, CountsRule rule,
-                        const std::vector<std::vector<int64_t>>& groups, uint64_t seed) {
-  at::Tensor result_LN = counts_LN.clone();
+Tensor redistribute(const Tensor& counts_LN, CountsRule rule, const std::vector<std::vector<int64_t>>& groups,
+                    uint64_t seed) {
+  Tensor result_LN = counts_LN.clone();
   if (rule == CountsRule::kAsIs) return result_LN;
   const RandomStream stream(seed, "counts of tokens");
   if (rule == CountsRule::kUniform) {
@@ -172,19 +172,19 @@ RoutingDump::RoutingDump(const inference::InferenceModel& model, int64_t num_tok
 }
 
 void RoutingDump::add(const TextWindows& windows, const models::HiddenStates& states,
-                      const at::Tensor& /*log_probs_T*/) {
+                      const Tensor& /*log_probs_T*/) {
   for (size_t layer = 0; layer < routing_map_LTE_.size(); ++layer) {
-    const at::Tensor chosen_TE = states.routing.at(layer).gates_TE.ne(0);
+    const Tensor chosen_TE = states.routing.at(layer).gates_TE.ne(0);
     routing_map_LTE_[layer]
         .narrow(0, static_cast<int64_t>(windows.offset), chosen_TE.size(0))
         .copy_(chosen_TE);
   }
 }
 
-void RoutingDump::write(const std::filesystem::path& path) const {
+void RoutingDump::write(const fs::path& path) const {
   std::vector<TensorSource> tensors;
   for (size_t layer = 0; layer < routing_map_LTE_.size(); ++layer) {
-    const at::Tensor& routing_map_TE = routing_map_LTE_[layer];
+    const Tensor& routing_map_TE = routing_map_LTE_[layer];
     const auto* bytes = static_cast<const std::byte*>(routing_map_TE.const_data_ptr());
     tensors.emplace_back(layer_name(static_cast<int64_t>(layer)), kBool, routing_map_TE.sizes().vec(),
                          std::span(bytes, static_cast<size_t>(routing_map_TE.numel())));
@@ -192,8 +192,7 @@ void RoutingDump::write(const std::filesystem::path& path) const {
   write_file_atomically(path, [&](OutputFile& file) { write_safetensors(file, tensors); });
 }
 
-RoutingReplay::RoutingReplay(const std::filesystem::path& path, const inference::InferenceModel& model,
-                             int64_t num_tokens)
+RoutingReplay::RoutingReplay(const fs::path& path, const inference::InferenceModel& model, int64_t num_tokens)
     : file_(path), config_(model.config), device_(model.device()) {
   require_routers(model);
   if (!config::has_router(model.config.routing, 0))
@@ -221,7 +220,7 @@ RoutingReplay::RoutingReplay(const std::filesystem::path& path, const inference:
 }
 
 std::shared_ptr<moe::Router> RoutingReplay::for_tokens(uint64_t first, int64_t count) const {
-  std::vector<at::Tensor> maps_LTE;
+  std::vector<Tensor> maps_LTE;
   for (const TensorView* layer : layers_)
     maps_LTE.push_back(ops::to_device(read_selection(*layer, static_cast<int64_t>(first), count), device_));
   return std::make_shared<ReplayRouter>(config_, std::move(maps_LTE));

@@ -25,8 +25,8 @@ constexpr auto enum_names(CountsRule) {
 // result.
 //
 // Shapes:  counts_LN int64 [L, N], on the CPU -> alike; other columns stay as they are
-at::Tensor redistribute(const at::Tensor& counts_LN, CountsRule rule,
-                        const std::vector<std::vector<int64_t>>& groups, uint64_t seed);
+Tensor redistribute(const Tensor& counts_LN, CountsRule rule, const std::vector<std::vector<int64_t>>& groups,
+                    uint64_t seed);
 
 // Selects experts by given numbers.
 class TokenCounts final : public BatchRouters {
@@ -44,7 +44,7 @@ class TokenCounts final : public BatchRouters {
  private:
   config::RunConfig config_;
   at::Device device_;
-  at::Tensor counts_LN_;  // int64
+  Tensor counts_LN_;  // int64
 };
 
 // Stores the experts that each token of a text used in a safetensors file, and replays them on a model.
@@ -60,12 +60,12 @@ class RoutingDump final : public WindowObserver {
   RoutingDump(const inference::InferenceModel& model, int64_t num_tokens);
 
   void add(const TextWindows& windows, const models::HiddenStates& states,
-           const at::Tensor& log_probs_T) override;
+           const Tensor& log_probs_T) override;
   // Throws DataError if the file cannot be written.
-  void write(const std::filesystem::path& path) const;
+  void write(const fs::path& path) const;
 
  private:
-  std::vector<at::Tensor> routing_map_LTE_;  // one tensor per layer, on the CPU
+  std::vector<Tensor> routing_map_LTE_;  // one tensor per layer, on the CPU
 };
 
 // The experts of a file, for measure_perplexity.
@@ -73,8 +73,7 @@ class RoutingReplay final : public BatchRouters {
  public:
   // Throws UsageError if the model is dense or a layer's tensor does not match the model and `num_tokens`;
   // the message names the layer. Throws DataError if the file is damaged.
-  RoutingReplay(const std::filesystem::path& path, const inference::InferenceModel& model,
-                int64_t num_tokens);
+  RoutingReplay(const fs::path& path, const inference::InferenceModel& model, int64_t num_tokens);
 
   std::shared_ptr<moe::Router> for_tokens(uint64_t first, int64_t count) const override;
 

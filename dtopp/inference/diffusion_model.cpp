@@ -11,16 +11,16 @@
 namespace dtopp::inference {
 namespace {
 
-at::Tensor rows(const at::Tensor& first, const at::Tensor& second) {
+Tensor rows(const Tensor& first, const Tensor& second) {
   return first.defined() ? at::cat({first, second}) : first;
 }
 
 constexpr int64_t kSolvePictures = 8;
 
 // Returns the noise of pictures first, first + 1, …, f32 [count, C, H, W] on the host.
-at::Tensor draw_noise(const RandomStream& stream, const config::ModelConfig& model, int64_t first,
-                      int64_t count) {
-  at::Tensor noise = at::empty({count, model.channels, model.image_size, model.image_size}, at::kFloat);
+Tensor draw_noise(const RandomStream& stream, const config::ModelConfig& model, int64_t first,
+                  int64_t count) {
+  Tensor noise = at::empty({count, model.channels, model.image_size, model.image_size}, at::kFloat);
   const auto size = static_cast<size_t>(noise.stride(0));
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
@@ -32,10 +32,10 @@ at::Tensor draw_noise(const RandomStream& stream, const config::ModelConfig& mod
 
 models::Condition condition_of(const PictureRequest& request, int64_t first, int64_t count,
                                const at::Device& device) {
-  const at::Tensor turn_B = at::arange(first, first + count, at::kLong);
+  const Tensor turn_B = at::arange(first, first + count, at::kLong);
   models::Condition condition;
   if (!request.classes.empty()) {
-    const at::Tensor classes = at::tensor(request.classes, at::kLong);
+    const Tensor classes = at::tensor(request.classes, at::kLong);
     condition.class_B = ops::to_device(classes.index_select(0, turn_B.remainder(classes.size(0))), device);
   }
   if (request.text_NLS.defined())
@@ -53,14 +53,12 @@ models::Condition without_condition(const models::Condition& given, const config
 
 // The inputs of the model's forward passes during sampling.
 struct Question {
-  at::Tensor x_BCHW, t_B;
+  Tensor x_BCHW, t_B;
   models::Condition condition;
 
   // Returns images first, first + 1, …: `count` of them, or fewer at the end.
   Question from(int64_t first, int64_t count) const {
-    const auto part = [&](const at::Tensor& of) {
-      return of.defined() ? of.slice(0, first, first + count) : of;
-    };
+    const auto part = [&](const Tensor& of) { return of.defined() ? of.slice(0, first, first + count) : of; };
     return {part(x_BCHW), part(t_B), {part(condition.class_B), part(condition.text_BLS)}};
   }
 };
@@ -70,19 +68,18 @@ class Questions final : public Denoiser {
  public:
   Questions(Denoiser& denoiser, int64_t stride) : denoiser_(denoiser), stride_(stride) {}
 
-  at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B,
-                     const models::Condition& condition) override {
+  Tensor predict(const Tensor& x_BCHW, const Tensor& t_B, const models::Condition& condition) override {
     add(x_BCHW, t_B, condition);
     return denoiser_.predict(x_BCHW, t_B, condition);
   }
   Question all() const { return {at::cat(x_), at::cat(t_), {joined(class_), joined(text_)}}; }
 
  private:
-  void add(const at::Tensor& x_BCHW, const at::Tensor& t_B, const models::Condition& condition) {
+  void add(const Tensor& x_BCHW, const Tensor& t_B, const models::Condition& condition) {
     const int64_t first = (stride_ - seen_ % stride_) % stride_;
     seen_ += t_B.size(0);
     if (first >= t_B.size(0)) return;
-    const auto pick = [&](const at::Tensor& of, std::vector<at::Tensor>& to) {
+    const auto pick = [&](const Tensor& of, std::vector<Tensor>& to) {
       if (of.defined()) to.push_back(of.slice(0, first, c10::nullopt, stride_));
     };
     pick(x_BCHW, x_);
@@ -90,13 +87,11 @@ class Questions final : public Denoiser {
     pick(condition.class_B, class_);
     pick(condition.text_BLS, text_);
   }
-  static at::Tensor joined(const std::vector<at::Tensor>& parts) {
-    return parts.empty() ? at::Tensor() : at::cat(parts);
-  }
+  static Tensor joined(const std::vector<Tensor>& parts) { return parts.empty() ? Tensor() : at::cat(parts); }
 
   Denoiser& denoiser_;
   int64_t stride_, seen_ = 0;
-  std::vector<at::Tensor> x_, t_, class_, text_;
+  std::vector<Tensor> x_, t_, class_, text_;
 };
 
 }  // namespace
@@ -113,7 +108,7 @@ void validate(const SamplerOptions& options, config::Objective objective) {
     throw UsageError("--steps ", options.steps, ": ddim takes at most ", models::kDdpmSteps);
 }
 
-Sampler::Sampler(Denoiser& denoiser, at::Tensor noise_BCHW, models::Condition given,
+Sampler::Sampler(Denoiser& denoiser, Tensor noise_BCHW, models::Condition given,
                  const models::Condition& none, const SamplerOptions& options)
     : denoiser_(denoiser), given_(std::move(given)), options_(options), x_BCHW_(std::move(noise_BCHW)) {
   if (options.guidance != 1)
@@ -127,32 +122,32 @@ void Sampler::step() {
   ++steps_;
 }
 
-at::Tensor Sampler::predict(const at::Tensor& x_BCHW, double t) const {
-  const at::Tensor t_B = at::full({x_BCHW.size(0)}, t, x_BCHW.options());
+Tensor Sampler::predict(const Tensor& x_BCHW, double t) const {
+  const Tensor t_B = at::full({x_BCHW.size(0)}, t, x_BCHW.options());
   const bool inside = options_.guidance_begin <= t && t <= options_.guidance_end;
   if (options_.guidance == 1 || !inside) return denoiser_.predict(x_BCHW, t_B, given_);
   const auto f = denoiser_.predict(at::cat({x_BCHW, x_BCHW}), at::cat({t_B, t_B}), both_).chunk(2);
   return f[1] + options_.guidance * (f[0] - f[1]);
 }
 
-at::Tensor Sampler::flow_step() const {
+Tensor Sampler::flow_step() const {
   const auto time = [&](int64_t step) {
     return static_cast<double>(options_.steps - step) / static_cast<double>(options_.steps);
   };
   const double t = time(steps_), next = time(steps_ + 1);
-  const at::Tensor v = predict(x_BCHW_, t);
-  const at::Tensor euler = x_BCHW_ + (next - t) * v;
+  const Tensor v = predict(x_BCHW_, t);
+  const Tensor euler = x_BCHW_ + (next - t) * v;
   if (options_.method == SamplerMethod::kEuler || steps_ + 1 == options_.steps) return euler;
   return x_BCHW_ + (next - t) / 2 * (v + predict(euler, next));
 }
 
-at::Tensor Sampler::ddim_step() const {
+Tensor Sampler::ddim_step() const {
   const int64_t stride = models::kDdpmSteps / options_.steps;
   const int64_t step = (options_.steps - 1 - steps_) * stride, next = step - stride;
   const double a = alpha_[step].item<double>();
   const double a_next = next < 0 ? 1.0 : alpha_[next].item<double>();
-  const at::Tensor noise = predict(x_BCHW_, static_cast<double>(step) / models::kDdpmSteps);
-  const at::Tensor x0 = (x_BCHW_ - std::sqrt(1 - a) * noise) / std::sqrt(a);
+  const Tensor noise = predict(x_BCHW_, static_cast<double>(step) / models::kDdpmSteps);
+  const Tensor x0 = (x_BCHW_ - std::sqrt(1 - a) * noise) / std::sqrt(a);
   return std::sqrt(a_next) * x0 + std::sqrt(1 - a_next) * noise;
 }
 
@@ -181,8 +176,7 @@ data::ImageLayout load_image_layout(const checkpoint::Checkpoint& checkpoint) {
   }
 }
 
-at::Tensor ModelDenoiser::predict(const at::Tensor& x_BCHW, const at::Tensor& t_B,
-                                  const models::Condition& condition) {
+Tensor ModelDenoiser::predict(const Tensor& x_BCHW, const Tensor& t_B, const models::Condition& condition) {
   const models::Prediction prediction = models::predict(model_.model, x_BCHW, t_B, condition, routing_);
   if (activations_ != nullptr) activations_->add(prediction.routing);
   return prediction.output_BCHW;
@@ -198,7 +192,7 @@ std::vector<double> targets_of(const config::RunConfig& config, ParameterKind ki
   return moved ? config.routing.experts : std::vector<double>();
 }
 
-at::Tensor read_text_embeddings(const std::filesystem::path& path, const config::ModelConfig& model) {
+Tensor read_text_embeddings(const fs::path& path, const config::ModelConfig& model) {
   const SafetensorsFile file(path);
   const TensorView* text = file.find("text");
   if (text == nullptr) throw DataError(path, ": holds no tensor \"text\"");
@@ -209,7 +203,7 @@ at::Tensor read_text_embeddings(const std::filesystem::path& path, const config:
     throw UsageError(path, ": texts of ", text->shape[1], " embeddings of size ", text->shape[2],
                      ", but the model takes up to ", model.text_length, " of size ", model.text_size);
   if (!all_finite(*type, text->bytes)) throw DataError(path, ": \"text\" holds numbers that are not finite");
-  const at::Tensor values = at::empty(text->shape, at::kFloat);
+  const Tensor values = at::empty(text->shape, at::kFloat);
   widen(*type, text->bytes, {values.mutable_data_ptr<float>(), static_cast<size_t>(values.numel())});
   return at::constant_pad_nd(values, {0, 0, 0, model.text_length - values.size(1)});
 }
@@ -271,14 +265,14 @@ moe::Routing solve_for_sampling(const DiffusionModel& model, const PictureReques
       model.routing);
 }
 
-at::Tensor to_latents(const at::Tensor& x0_BCHW, const data::ImageLayout& layout) {
+Tensor to_latents(const Tensor& x0_BCHW, const data::ImageLayout& layout) {
   const auto of_channels = [](const std::vector<double>& values) {
     return at::tensor(values, at::kDouble).view({1, -1, 1, 1});
   };
   return (x0_BCHW.to(at::kDouble) / of_channels(layout.scale) + of_channels(layout.shift)).to(at::kFloat);
 }
 
-at::Tensor to_levels(const at::Tensor& x0_BCHW) {
+Tensor to_levels(const Tensor& x0_BCHW) {
   return ((x0_BCHW + 1) * 127.5).round().clamp(0, 255).to(at::kByte).permute({0, 2, 3, 1}).contiguous();
 }
 

@@ -6,7 +6,7 @@
 #include "dtopp/config/model_config.h"
 #include "dtopp/data/images/image_data.h"
 #include "dtopp/inference/inference_model.h"
-#include "dtopp/inference/watch.h"
+#include "dtopp/inference/shared_batches.h"
 #include "dtopp/models/diffusion_transformer.h"
 #include "dtopp/ops/core/torch.h"
 
@@ -48,8 +48,7 @@ class Denoiser {
  public:
   virtual ~Denoiser() = default;
   // Returns the prediction v, f32 [B, C, H, W].
-  virtual at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B,
-                             const models::Condition& condition) = 0;
+  virtual Tensor predict(const Tensor& x_BCHW, const Tensor& t_B, const models::Condition& condition) = 0;
 };
 
 // A batch of pictures between noise and the last step.
@@ -57,23 +56,23 @@ class Sampler {
  public:
   // Samples with the condition `given`. `none` is the condition without class and text; it is unused if g is
   // 1. noise_BCHW is f32 [B, C, H, W], on the model's device. `denoiser` must outlive the sampler.
-  Sampler(Denoiser& denoiser, at::Tensor noise_BCHW, models::Condition given, const models::Condition& none,
+  Sampler(Denoiser& denoiser, Tensor noise_BCHW, models::Condition given, const models::Condition& none,
           const SamplerOptions& options);
 
   bool is_done() const { return steps_ == options_.steps; }
   int64_t steps() const { return steps_; }  // steps done
   void step();
-  const at::Tensor& x_BCHW() const { return x_BCHW_; }  // f32, in the model's value range
+  const Tensor& x_BCHW() const { return x_BCHW_; }  // f32, in the model's value range
 
  private:
-  at::Tensor predict(const at::Tensor& x_BCHW, double t) const;  // with guidance
-  at::Tensor flow_step() const;
-  at::Tensor ddim_step() const;
+  Tensor predict(const Tensor& x_BCHW, double t) const;  // with guidance
+  Tensor flow_step() const;
+  Tensor ddim_step() const;
 
   Denoiser& denoiser_;
   models::Condition given_, both_;
   SamplerOptions options_;
-  at::Tensor alpha_, x_BCHW_;
+  Tensor alpha_, x_BCHW_;
   int64_t steps_ = 0;
 };
 
@@ -100,8 +99,7 @@ class ModelDenoiser final : public Denoiser {
   ModelDenoiser(const DiffusionModel& model, const moe::Routing& routing,
                 moe::ActivationStatistics* activations = nullptr)
       : model_(model), routing_(routing), activations_(activations) {}
-  at::Tensor predict(const at::Tensor& x_BCHW, const at::Tensor& t_B,
-                     const models::Condition& condition) override;
+  Tensor predict(const Tensor& x_BCHW, const Tensor& t_B, const models::Condition& condition) override;
 
  private:
   const DiffusionModel& model_;
@@ -123,14 +121,14 @@ std::vector<double> targets_of(const config::RunConfig& config, ParameterKind ki
 // Shapes: "text" F32|F16|BF16 [N, L, S], L <= model.text_length -> f32 [N, text_length, S]
 // Throws: DataError if the file is damaged, has no such tensor or holds numbers that are not finite;
 //         UsageError if the tensor does not fit the model
-at::Tensor read_text_embeddings(const std::filesystem::path& path, const config::ModelConfig& model);
+Tensor read_text_embeddings(const fs::path& path, const config::ModelConfig& model);
 
 // Picture j starts from noise keyed by (seed, "sample", j) and uses condition j modulo their number. It
 // therefore does not depend on the number of pictures, except for the last bits, which depend on its batch.
 struct PictureRequest {
   int64_t count = 1;
   std::vector<int64_t> classes;  // picture j has class classes[j % size]; empty: no classes
-  at::Tensor text_NLS;  // picture j has text j % N; f32 on the host, zero-padded; undefined: no texts
+  Tensor text_NLS;  // picture j has text j % N; f32 on the host, zero-padded; undefined: no texts
   uint64_t seed = 0;
   int64_t batch_size = 16;
   SamplerOptions sampler{};
@@ -139,7 +137,7 @@ struct PictureRequest {
 // Pictures first, first + 1, …, in the model's value range, f32 on the host.
 struct PictureBatch {
   int64_t first = 0;
-  at::Tensor x0_BCHW;
+  Tensor x0_BCHW;
 };
 
 // Samples the pictures of a request in order, batch by batch. All arguments must outlive it.
@@ -176,9 +174,9 @@ moe::Routing solve_for_sampling(const DiffusionModel& model, const PictureReques
                                 const std::vector<double>& targets, Watch& watch);
 
 // Converts latents to the units of the prepared data: x / scale + shift. x0_BCHW is f32 on the host.
-at::Tensor to_latents(const at::Tensor& x0_BCHW, const data::ImageLayout& layout);
+Tensor to_latents(const Tensor& x0_BCHW, const data::ImageLayout& layout);
 
 // Returns round((x + 1) 127.5), clipped to 0 … 255, as u8 [B, H, W, C], contiguous on the host.
-at::Tensor to_levels(const at::Tensor& x0_BCHW);
+Tensor to_levels(const Tensor& x0_BCHW);
 
 }  // namespace dtopp::inference

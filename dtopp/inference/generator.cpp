@@ -23,10 +23,10 @@ class RowRangesRouter final : public moe::Router {
       : moe::Router(config, device), ranges_(std::move(ranges)) {}
 
   ops::RouteOutput select(const moe::RouterInput& input) override {
-    std::vector<at::Tensor> gates;
+    std::vector<Tensor> gates;
     int64_t begin = 0;
     for (const RowRange& range : ranges_) {
-      const auto part = [&](const at::Tensor& rows) {
+      const auto part = [&](const Tensor& rows) {
         return rows.defined() ? rows.narrow(0, begin, range.rows) : rows;
       };
       gates.push_back(
@@ -48,8 +48,8 @@ class RowRangesRouter final : public moe::Router {
 constexpr int64_t kScoredAtOnce = 64;  // rows of logits, which have the width of the vocabulary
 
 // Returns the row of x that holds the last token of each segment.
-at::Tensor last_rows(std::span<const models::Segment> segments) {
-  at::Tensor rows = at::empty({std::ssize(segments)}, at::kLong);
+Tensor last_rows(std::span<const models::Segment> segments) {
+  Tensor rows = at::empty({std::ssize(segments)}, at::kLong);
   int64_t end = 0;
   for (size_t i = 0; i < segments.size(); ++i) {
     end += segments[i].length;
@@ -59,24 +59,24 @@ at::Tensor last_rows(std::span<const models::Segment> segments) {
 }
 
 // Returns the active experts of each token, mean over layers, f64 [T] on the host.
-at::Tensor active_experts(const models::HiddenStates& states) {
+Tensor active_experts(const models::HiddenStates& states) {
   if (states.routing.empty()) return at::zeros({states.x_TD.size(0)}, at::kDouble);
-  std::vector<at::Tensor> gates_L;
+  std::vector<Tensor> gates_L;
   for (const ops::RouteOutput& routing : states.routing) gates_L.push_back(routing.gates_TE);
-  const at::Tensor sum_T = at::stack(gates_L).ne(0).sum(at::IntArrayRef{0, 2});
+  const Tensor sum_T = at::stack(gates_L).ne(0).sum(at::IntArrayRef{0, 2});
   return (sum_T.to(at::kDouble) / static_cast<double>(gates_L.size())).cpu();
 }
 
 // f32 [N, V]; greedy generation takes the lowest id of the highest ones.
-at::Tensor logits_of(const at::Tensor& x_ND, const at::Tensor& head_VD) {
+Tensor logits_of(const Tensor& x_ND, const Tensor& head_VD) {
   return ops::linear_by_row(x_ND, at::TensorList(head_VD), at::kFloat)[0];
 }
 
 // Returns the id of the highest logit of each row, the lowest of equal ones. libtorch computes all rows on
 // one thread.
-at::Tensor likeliest_ids(const at::Tensor& logits_NV) {
+Tensor likeliest_ids(const Tensor& logits_NV) {
   if (!logits_NV.is_cpu()) return logits_NV.argmax(-1).cpu();
-  at::Tensor ids_N = at::empty({logits_NV.size(0)}, at::kLong);
+  Tensor ids_N = at::empty({logits_NV.size(0)}, at::kLong);
   at::parallel_for(0, logits_NV.size(0), 1, [&](int64_t begin, int64_t end) {
     const c10::InferenceMode inference;
     for (int64_t n = begin; n < end; ++n)
@@ -86,12 +86,12 @@ at::Tensor likeliest_ids(const at::Tensor& logits_NV) {
 }
 
 // Scores the tokens `ids` that follow the rows of x.
-std::vector<TokenScore> scores_of(const at::Tensor& x_ND, const at::Tensor& head_VD,
-                                  std::span<const int32_t> ids, int64_t likeliest) {
+std::vector<TokenScore> scores_of(const Tensor& x_ND, const Tensor& head_VD, std::span<const int32_t> ids,
+                                  int64_t likeliest) {
   std::vector<TokenScore> scores;
   for (int64_t first = 0; first < x_ND.size(0); first += kScoredAtOnce) {
-    const at::Tensor rows_ND = x_ND.slice(0, first, first + kScoredAtOnce);
-    const at::Tensor log_probs_NV = at::log_softmax(logits_of(rows_ND, head_VD), -1).cpu();
+    const Tensor rows_ND = x_ND.slice(0, first, first + kScoredAtOnce);
+    const Tensor log_probs_NV = at::log_softmax(logits_of(rows_ND, head_VD), -1).cpu();
     const auto [value_NK, id_NK] = log_probs_NV.topk(std::min(likeliest, log_probs_NV.size(1)));
     for (int64_t n = 0; n < log_probs_NV.size(0); ++n) {
       TokenScore& score = scores.emplace_back();
@@ -106,8 +106,8 @@ std::vector<TokenScore> scores_of(const at::Tensor& x_ND, const at::Tensor& head
 
 }  // namespace
 
-int32_t sample_token(const at::Tensor& logits_V, double temperature, double top_p, double uniform) {
-  const at::Tensor probability_V = at::softmax(logits_V.to(at::kDouble) / temperature, -1);
+int32_t sample_token(const Tensor& logits_V, double temperature, double top_p, double uniform) {
+  const Tensor probability_V = at::softmax(logits_V.to(at::kDouble) / temperature, -1);
   const auto* probability = probability_V.const_data_ptr<double>();
   // A heap with the likeliest id on top. The ids taken from it follow it in reverse order.
   std::vector<int32_t> ids(static_cast<size_t>(probability_V.size(0)));
@@ -206,9 +206,9 @@ std::vector<GeneratedToken> Generation::step() {
   models::HiddenStates states =
       models::segment_states(model_.model, ops::to_device(at::tensor(tokens, at::kLong), model_.device()),
                              segments, routing_of(sequences));
-  const at::Tensor rows = ops::to_device(last_rows(segments), model_.device());
+  const Tensor rows = ops::to_device(last_rows(segments), model_.device());
   const std::vector<int32_t> ids = choose(states.x_TD.index_select(0, rows), sequences);
-  const at::Tensor active_T = active_experts(states);
+  const Tensor active_T = active_experts(states);
   const auto* active = active_T.const_data_ptr<double>();
   std::vector<GeneratedToken> generated;
   for (size_t n = 0; n < sequences.size(); ++n) {
@@ -228,8 +228,8 @@ std::vector<GeneratedToken> Generation::step() {
   return generated;
 }
 
-std::vector<int32_t> Generation::choose(const at::Tensor& x_ND, std::span<Sequence* const> sequences) const {
-  const at::Tensor head_VD = model_.model.head_VD();
+std::vector<int32_t> Generation::choose(const Tensor& x_ND, std::span<Sequence* const> sequences) const {
+  const Tensor head_VD = model_.model.head_VD();
   std::vector<int32_t> ids(sequences.size());
   std::vector<int64_t> greedy, sampled;
   for (size_t n = 0; n < sequences.size(); ++n) {
@@ -240,12 +240,12 @@ std::vector<int32_t> Generation::choose(const at::Tensor& x_ND, std::span<Sequen
     return x_ND.index_select(0, ops::to_device(at::tensor(chosen, at::kLong), x_ND.device()));
   };
   if (!greedy.empty()) {
-    const at::Tensor likeliest = likeliest_ids(logits_of(rows(greedy), head_VD));
+    const Tensor likeliest = likeliest_ids(logits_of(rows(greedy), head_VD));
     for (size_t i = 0; i < greedy.size(); ++i)
       ids[greedy[i]] = static_cast<int32_t>(likeliest.const_data_ptr<int64_t>()[i]);
   }
   if (!sampled.empty()) {
-    const at::Tensor logits = logits_of(rows(sampled), head_VD).cpu();
+    const Tensor logits = logits_of(rows(sampled), head_VD).cpu();
     at::parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const Sequence& sequence = *sequences[sampled[i]];
@@ -259,7 +259,7 @@ std::vector<int32_t> Generation::choose(const at::Tensor& x_ND, std::span<Sequen
   return ids;
 }
 
-void Generation::score(const at::Tensor& x_TD, std::span<Sequence* const> sequences,
+void Generation::score(const Tensor& x_TD, std::span<Sequence* const> sequences,
                        std::vector<GeneratedToken>& generated) const {
   int64_t end = 0;
   for (size_t n = 0; n < sequences.size(); ++n) {

@@ -58,8 +58,8 @@ class Generation {
   };
   std::vector<Sequence*> unfinished();
   moe::Routing routing_of(std::span<Sequence* const> sequences) const;
-  std::vector<int32_t> choose(const at::Tensor& x_ND, std::span<Sequence* const> sequences) const;
-  void score(const at::Tensor& x_TD, std::span<Sequence* const> sequences,
+  std::vector<int32_t> choose(const Tensor& x_ND, std::span<Sequence* const> sequences) const;
+  void score(const Tensor& x_TD, std::span<Sequence* const> sequences,
              std::vector<GeneratedToken>& generated) const;
 
   const InferenceModel& model_;
@@ -70,6 +70,6 @@ class Generation {
 
 // Samples one id from softmax(logits / temperature), truncated to top_p, with the random number `uniform` in
 // [0, 1). logits_V is f32 [V] on the host. Precondition: temperature > 0.
-int32_t sample_token(const at::Tensor& logits_V, double temperature, double top_p, double uniform);
+int32_t sample_token(const Tensor& logits_V, double temperature, double top_p, double uniform);
 
 }  // namespace dtopp::inference

@@ -13,12 +13,12 @@ namespace dtopp::inference {
 models::ParameterLookup load_parameters(const checkpoint::Checkpoint& checkpoint, ParameterKind kind,
                                         const std::vector<parameters::ParameterSpec>& specs,
                                         const at::Device& device, at::ScalarType type) {
-  auto tensors = std::make_shared<std::unordered_map<std::string, at::Tensor>>();
+  auto tensors = std::make_shared<std::unordered_map<std::string, Tensor>>();
   for (const parameters::ParameterSpec& spec : specs) {
     const at::TensorOptions fp32 = at::device(device).dtype(at::kFloat);
     const bool converts = type != at::kFloat && spec.compute_precision();
-    const at::Tensor tensor = ops::empty_in_large_pages(spec.shape, converts ? fp32.dtype(type) : fp32);
-    const at::Tensor read = converts ? at::empty(spec.shape, fp32) : tensor;
+    const Tensor tensor = ops::empty_in_large_pages(spec.shape, converts ? fp32.dtype(type) : fp32);
+    const Tensor read = converts ? at::empty(spec.shape, fp32) : tensor;
     ops::copy_from_bytes(kind == ParameterKind::kRaw ? checkpoint.parameter(spec.name, spec.shape)
                                                      : checkpoint.ema(spec.name, spec.shape),
                          read);
@@ -70,14 +70,14 @@ InferenceModel load_inference_model(const checkpoint::Checkpoint& checkpoint, co
   return loaded;
 }
 
-data::Tokenizer load_tokenizer(const checkpoint::Checkpoint& checkpoint, const std::filesystem::path& other,
+data::Tokenizer load_tokenizer(const checkpoint::Checkpoint& checkpoint, const fs::path& other,
                                int64_t vocab_size) {
   const bool has_own = checkpoint.has_tokenizer();
   if (!has_own && other.empty())
     throw UsageError(
         checkpoint.path(),
         ": holds no tokenizer.json (the run was trained on token files without one); pass --tokenizer");
-  const std::filesystem::path path = has_own ? checkpoint.tokenizer_path() : other;
+  const fs::path path = has_own ? checkpoint.tokenizer_path() : other;
   data::Tokenizer tokenizer = data::Tokenizer::load(path);
   if (has_own && !other.empty() && data::Tokenizer::load(other).hash() != tokenizer.hash())
     throw UsageError("--tokenizer ", other,

@@ -40,7 +40,7 @@ InferenceModel load_inference_model(const checkpoint::Checkpoint& checkpoint,
 //
 // Throws: UsageError if there is no tokenizer, if `other` differs from the checkpoint's tokenizer, or if the
 //         tokenizer has more than `vocab_size` ids
-data::Tokenizer load_tokenizer(const checkpoint::Checkpoint& checkpoint, const std::filesystem::path& other,
+data::Tokenizer load_tokenizer(const checkpoint::Checkpoint& checkpoint, const fs::path& other,
                                int64_t vocab_size);
 
 // Describes the size and training of a model: "9.9M parameters (7.1M active per token), after 4.19M tokens".

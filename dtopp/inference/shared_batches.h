@@ -1,3 +1,29 @@
+// The progress of an evaluation, and its batches on several ranks.
+#pragma once
+
+#include <cstddef>
+
+#include "dtopp/base/stop.h"
+#include "dtopp/distributed/collectives.h"
+
+namespace dtopp::inference {
+
+// Shows the progress of a measurement and can stop it. This class shows nothing.
+class Watch {
+ public:
+  explicit Watch(StopToken stop = {}) : stop_(stop) {}
+  virtual ~Watch() = default;
+  // Begins work of `total` units, for example 200 "items".
+  virtual void begin(const std::string& /*label*/, const char* /*unit*/, uint64_t /*total*/) {}
+  virtual void update(uint64_t /*done*/) {}  // units, approximately over all ranks
+  virtual void message(const std::string& /*text*/) {}
+  // Called before each batch.
+  virtual bool stop_requested() { return stop_.stop_requested(); }
+
+ private:
+  StopToken stop_;
+};
+
 // Distributes the batches of an evaluation over ranks.
 //
 //   SharedBatches batches(ends, ranks, watch);
@@ -5,15 +31,6 @@
 //
 // The content of a batch does not depend on the number of ranks. The last bits of an item's result depend on
 // the other items of its batch, so results are the same for every number of ranks.
-#pragma once
-
-#include <cstddef>
-
-#include "dtopp/distributed/collectives.h"
-#include "dtopp/inference/watch.h"
-
-namespace dtopp::inference {
-
 class SharedBatches {
  public:
   // ends[b] is the number of units of progress up to the end of batch b.
@@ -36,7 +53,7 @@ class SharedBatches {
   Watch& watch_;
   size_t first_ = 0;  // batch of rank 0 in this round
   bool in_round_ = false, stopped_ = false;
-  at::Tensor stops_;  // f64 [1], ranks that were asked to stop
+  Tensor stops_;  // f64 [1], ranks that were asked to stop
   distributed::Pending agreement_;
 };
 

@@ -6,7 +6,7 @@
 #include "dtopp/base/files.h"
 
 namespace dtopp::inference {
-std::vector<std::string> read_prompts(const std::filesystem::path& path) {
+std::vector<std::string> read_prompts(const fs::path& path) {
   std::istringstream text(read_file(path));
   std::vector<std::string> prompts;
   for (std::string line; std::getline(text, line);) {

@@ -7,7 +7,7 @@
 namespace dtopp::inference {
 // Returns the non-empty lines of a file, which end with \n or \r\n. Throws DataError if it cannot be read or
 // has none.
-std::vector<std::string> read_prompts(const std::filesystem::path& path);
+std::vector<std::string> read_prompts(const fs::path& path);
 
 struct EncodedPrompts {
   std::vector<std::vector<int32_t>> ids;

@@ -92,11 +92,11 @@ void SignalPipe::forget() {
     if (signal != SIGHUP || !ignores_hangup()) std::signal(signal, SIG_DFL);
 }
 
-std::filesystem::path own_program() {
+fs::path own_program() {
   std::error_code error;
-  const std::filesystem::path link = "/proc/self/exe";
-  const auto program = std::filesystem::read_symlink(link, error);
-  return std::filesystem::exists(program, error) ? program : link;
+  const fs::path link = "/proc/self/exe";
+  const auto program = fs::read_symlink(link, error);
+  return fs::exists(program, error) ? program : link;
 }
 
 std::vector<std::string> own_environment() {

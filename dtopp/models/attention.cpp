@@ -13,73 +13,72 @@ namespace dtopp::models {
 namespace {
 
 // [tokens, H, K] to SDPA's [1, H, tokens, K].
-at::Tensor by_head(const at::Tensor& x_LHK) { return x_LHK.transpose(0, 1).unsqueeze(0); }
+Tensor by_head(const Tensor& x_LHK) { return x_LHK.transpose(0, 1).unsqueeze(0); }
 
 // Repeats each head of [T, G, K] for the num_heads / G heads of queries that share it.
-at::Tensor repeat_heads(const at::Tensor& x_TGK, int64_t num_heads) {
+Tensor repeat_heads(const Tensor& x_TGK, int64_t num_heads) {
   const int64_t G = x_TGK.size(1);
   return G == num_heads ? x_TGK : x_TGK.repeat_interleave(num_heads / G, 1);
 }
 
-at::Tensor sdpa(const at::Tensor& q_LHK, const at::Tensor& k_LGK, const at::Tensor& v_LGK,
-                const std::optional<at::Tensor>& mask, bool causal) {
+Tensor sdpa(const Tensor& q_LHK, const Tensor& k_LGK, const Tensor& v_LGK, const std::optional<Tensor>& mask,
+            bool causal) {
   const int64_t H = q_LHK.size(1);
-  const at::Tensor q = by_head(q_LHK), k = by_head(repeat_heads(k_LGK, H)),
-                   v = by_head(repeat_heads(v_LGK, H));
-  const at::Tensor y =
+  const Tensor q = by_head(q_LHK), k = by_head(repeat_heads(k_LGK, H)), v = by_head(repeat_heads(v_LGK, H));
+  const Tensor y =
       causal ? ops::self_attention(q, k, v, causal) : at::scaled_dot_product_attention(q, k, v, mask);
   return y.squeeze(0).transpose(0, 1);
 }
 
 // Grows a cache of `length` tokens to a capacity of `added` more, with the heads of like_TGK.
-void grow(at::Tensor& stored_GLK, int64_t length, int64_t added, const at::Tensor& like_TGK) {
+void grow(Tensor& stored_GLK, int64_t length, int64_t added, const Tensor& like_TGK) {
   const int64_t needed = length + added, capacity = stored_GLK.defined() ? stored_GLK.size(1) : 0;
   if (needed <= capacity) return;
   const int64_t blocks = (needed + kCacheBlock - 1) / kCacheBlock;
-  const at::Tensor grown =
+  const Tensor grown =
       at::empty({like_TGK.size(1), blocks * kCacheBlock, like_TGK.size(2)}, like_TGK.options());
   if (length > 0) grown.narrow(1, 0, length).copy_(stored_GLK.narrow(1, 0, length));
   stored_GLK = grown;
 }
 
 // Writes `added` behind the first `length` tokens and returns all.
-at::Tensor put(const at::Tensor& stored_GLK, int64_t length, const at::Tensor& added_LGK) {
+Tensor put(const Tensor& stored_GLK, int64_t length, const Tensor& added_LGK) {
   stored_GLK.narrow(1, length, added_LGK.size(0)).copy_(added_LGK.transpose(0, 1));
   return stored_GLK.narrow(1, 0, length + added_LGK.size(0)).transpose(0, 1);
 }
 
-at::Tensor rotate(const at::Tensor& x_THK, const RotaryTable& rotary) {
+Tensor rotate(const Tensor& x_THK, const RotaryTable& rotary) {
   const auto halves = x_THK.chunk(2, -1);
-  const at::Tensor turned_THK = at::cat({-halves[1], halves[0]}, -1);
+  const Tensor turned_THK = at::cat({-halves[1], halves[0]}, -1);
   return (x_THK * rotary.cos_TK.unsqueeze(1) + turned_THK * rotary.sin_TK.unsqueeze(1))
       .to(x_THK.scalar_type());
 }
 
 // x W^T of each weight. by_row: as in generation, without gradients (linear_by_row).
-std::vector<at::Tensor> products(const at::Tensor& x_TD, at::TensorList weights, bool by_row) {
+std::vector<Tensor> products(const Tensor& x_TD, at::TensorList weights, bool by_row) {
   if (by_row) return ops::linear_by_row(x_TD, weights, x_TD.scalar_type());
-  std::vector<at::Tensor> all;
-  for (const at::Tensor& weight : weights) all.push_back(ops::linear(x_TD, weight));
+  std::vector<Tensor> all;
+  for (const Tensor& weight : weights) all.push_back(ops::linear(x_TD, weight));
   return all;
 }
 
 // Normalizes queries or keys, over all heads together or over each, and rotates each head.
-at::Tensor normalize_and_rotate(const at::Tensor& x_TD, const at::Tensor& gain_N,
-                                const config::ModelConfig& model, int64_t heads, const RotaryTable& rotary) {
+Tensor normalize_and_rotate(const Tensor& x_TD, const Tensor& gain_N, const config::ModelConfig& model,
+                            int64_t heads, const RotaryTable& rotary) {
   if (gain_N.defined()) {
     // A diffusion transformer always has LayerNorm here.
     const bool centered =
         model.type == config::ModelType::kDiffusionTransformer || model.norm == config::NormType::kLayer;
     return ops::norm_rotary(x_TD, gain_N, rotary.cos_TK, rotary.sin_TK, heads, model.norm_eps, centered);
   }
-  const at::Tensor x_THK = x_TD.view({x_TD.size(0), heads, model.head_size()});
+  const Tensor x_THK = x_TD.view({x_TD.size(0), heads, model.head_size()});
   return rotary.cos_TK.defined() ? rotate(x_THK, rotary) : x_THK;
 }
 
-QueryKeyValue project(const at::Tensor& x_TD, const AttentionWeights& weights,
-                      const config::ModelConfig& model, const RotaryTable& rotary, bool by_row) {
+QueryKeyValue project(const Tensor& x_TD, const AttentionWeights& weights, const config::ModelConfig& model,
+                      const RotaryTable& rotary, bool by_row) {
   const int64_t H = model.num_heads, G = model.num_kv_heads(), K = model.head_size();
-  std::vector<at::Tensor> qkv = products(x_TD, {weights.q, weights.k, weights.v}, by_row);
+  std::vector<Tensor> qkv = products(x_TD, {weights.q, weights.k, weights.v}, by_row);
   if (weights.q_bias.defined()) {
     qkv[0] = qkv[0] + weights.q_bias;
     qkv[1] = qkv[1] + weights.k_bias;
@@ -94,26 +93,26 @@ struct MaskedAttention {
   const QueryKeyValue& qkv;
   int64_t layer;
 
-  at::Tensor operator()(const SampleMask& mask) const {
+  Tensor operator()(const SampleMask& mask) const {
     const auto [q, k, v] = split(mask.length);
     return ops::self_attention(q, k, v, mask.causal).transpose(1, 2);
   }
-  at::Tensor operator()(const DocumentMask& mask) const {
+  Tensor operator()(const DocumentMask& mask) const {
     const int64_t H = qkv.q_THK.size(1);
     return ops::document_attention(qkv.q_THK, repeat_heads(qkv.k_TGK, H), repeat_heads(qkv.v_TGK, H),
                                    mask.offsets, mask.longest);
   }
-  at::Tensor operator()(const BiasMask& mask) const {
+  Tensor operator()(const BiasMask& mask) const {
     const auto [q, k, v] = split(mask.bias_B1LL.size(-1));
     return at::scaled_dot_product_attention(q, k, v, mask.bias_B1LL).transpose(1, 2);
   }
-  at::Tensor operator()(SegmentMask* segments) const { return segments->attend(layer, qkv); }
+  Tensor operator()(SegmentMask* segments) const { return segments->attend(layer, qkv); }
 
  private:
   // [B, H, L, K] each.
-  std::array<at::Tensor, 3> split(int64_t length) const {
-    const auto one = [&](const at::Tensor& x_TGK) {
-      const at::Tensor x_THK = repeat_heads(x_TGK, qkv.q_THK.size(1));
+  std::array<Tensor, 3> split(int64_t length) const {
+    const auto one = [&](const Tensor& x_TGK) {
+      const Tensor x_THK = repeat_heads(x_TGK, qkv.q_THK.size(1));
       return x_THK.view({x_THK.size(0) / length, length, x_THK.size(1), x_THK.size(2)}).transpose(1, 2);
     };
     return {one(qkv.q_THK), one(qkv.k_TGK), one(qkv.v_TGK)};
@@ -122,8 +121,8 @@ struct MaskedAttention {
 
 }  // namespace
 
-const KeyValueCache::Stored& KeyValueCache::reserve(int64_t layer, int64_t tokens, const at::Tensor& k_TGK,
-                                                    const at::Tensor& v_TGK) {
+const KeyValueCache::Stored& KeyValueCache::reserve(int64_t layer, int64_t tokens, const Tensor& k_TGK,
+                                                    const Tensor& v_TGK) {
   Stored& stored = layers_.at(layer);
   grow(stored.k_GLK, length_, tokens, k_TGK);
   grow(stored.v_GLK, length_, tokens, v_TGK);
@@ -135,7 +134,7 @@ void KeyValueCache::advance(int64_t tokens, int64_t document_begin) {
   document_begin_ = document_begin;
 }
 
-SegmentMask::SegmentMask(const at::Tensor& tokens_T, std::span<const Segment> segments,
+SegmentMask::SegmentMask(const Tensor& tokens_T, std::span<const Segment> segments,
                          std::optional<int64_t> end_of_text, int64_t window)
     : segments_(segments) {
   int64_t begin = 0;
@@ -154,7 +153,7 @@ SegmentMask::SegmentMask(const at::Tensor& tokens_T, std::span<const Segment> se
   if (tokens_T.dim() != 1 || tokens_T.size(0) != begin)
     throw std::invalid_argument("segments of " + std::to_string(begin) +
                                 " tokens; number of tokens given: " + std::to_string(tokens_T.numel()));
-  const at::Tensor positions_T = at::empty({begin}, at::kLong);
+  const Tensor positions_T = at::empty({begin}, at::kLong);
   auto* position = positions_T.mutable_data_ptr<int64_t>();
   for (size_t i = 0; i < segments.size(); ++i)
     std::iota(position + begin_[i], position + begin_[i + 1], prefix_length(segments[i]));
@@ -163,8 +162,8 @@ SegmentMask::SegmentMask(const at::Tensor& tokens_T, std::span<const Segment> se
   if (end_of_text || window > 0) set_first_seen(tokens_T.cpu(), end_of_text, window);
 }
 
-at::Tensor SegmentMask::attend(int64_t layer, const QueryKeyValue& qkv) const {
-  at::Tensor mixed_THK = at::empty(qkv.q_THK.sizes(), qkv.q_THK.options());
+Tensor SegmentMask::attend(int64_t layer, const QueryKeyValue& qkv) const {
+  Tensor mixed_THK = at::empty(qkv.q_THK.sizes(), qkv.q_THK.options());
   std::vector<ops::CachedSequence> decoded;
   for (size_t i = 0; i < segments_.size();) {
     if (qkv.q_THK.is_cpu() && segments_[i].cache != nullptr && segments_[i].length == 1) {
@@ -178,7 +177,7 @@ at::Tensor SegmentMask::attend(int64_t layer, const QueryKeyValue& qkv) const {
     const int64_t begin = begin_[i], length = begin_[last] - begin;
     const QueryKeyValue own{qkv.q_THK.narrow(0, begin, length), qkv.k_TGK.narrow(0, begin, length),
                             qkv.v_TGK.narrow(0, begin, length)};
-    at::Tensor out = mixed_THK.narrow(0, begin, length);
+    Tensor out = mixed_THK.narrow(0, begin, length);
     if (length > 0) out.copy_(attend_to(i, last, layer, qkv, own));
     i = last;
   }
@@ -204,9 +203,8 @@ void SegmentMask::extend_caches() const {
 }
 
 // Positions include the continued tokens.
-void SegmentMask::set_first_seen(const at::Tensor& tokens_T, std::optional<int64_t> end_of_text,
-                                 int64_t window) {
-  const at::Tensor first_seen_T = at::zeros_like(tokens_T);
+void SegmentMask::set_first_seen(const Tensor& tokens_T, std::optional<int64_t> end_of_text, int64_t window) {
+  const Tensor first_seen_T = at::zeros_like(tokens_T);
   const auto* token = tokens_T.const_data_ptr<int64_t>();
   auto* first_seen = first_seen_T.mutable_data_ptr<int64_t>();
   for (size_t i = 0; i < segments_.size(); ++i) {
@@ -229,11 +227,11 @@ void SegmentMask::set_first_seen(const at::Tensor& tokens_T, std::optional<int64
 
 // Removes the tokens before the first that each token sees from the mask of tokens from `begin` on. Its keys
 // are `before` continued tokens and the tokens themselves.
-at::Tensor SegmentMask::seen_only(const at::Tensor& mask, int64_t begin, int64_t before) const {
+Tensor SegmentMask::seen_only(const Tensor& mask, int64_t begin, int64_t before) const {
   if (!first_seen_T_.defined()) return mask;
-  const at::Tensor own = positions_T_.narrow(0, begin, mask.size(0));
-  const at::Tensor keys = at::cat({at::arange(before, own.options()), own});
-  const at::Tensor first_seen = first_seen_T_.narrow(0, begin, mask.size(0));
+  const Tensor own = positions_T_.narrow(0, begin, mask.size(0));
+  const Tensor keys = at::cat({at::arange(before, own.options()), own});
+  const Tensor first_seen = first_seen_T_.narrow(0, begin, mask.size(0));
   return mask.logical_and(keys.unsqueeze(0).ge(first_seen.unsqueeze(1)));
 }
 
@@ -242,22 +240,21 @@ int64_t SegmentMask::prefix_length(const Segment& segment) const {
   return segment.cache != nullptr ? segment.cache->length() : 0;
 }
 
-at::Tensor SegmentMask::attend_to(size_t first, size_t last, int64_t layer, const QueryKeyValue& all,
-                                  const QueryKeyValue& own) const {
+Tensor SegmentMask::attend_to(size_t first, size_t last, int64_t layer, const QueryKeyValue& all,
+                              const QueryKeyValue& own) const {
   const Segment& segment = segments_[first];
   if (segment.parent != kNoParent) {
     const int64_t begin = begin_[segment.parent], length = segments_[segment.parent].length;
-    const at::Tensor k = at::cat({all.k_TGK.narrow(0, begin, length), own.k_TGK});
-    const at::Tensor v = at::cat({all.v_TGK.narrow(0, begin, length), own.v_TGK});
-    const at::Tensor mask = sibling_mask(first, last, own.q_THK.options());
+    const Tensor k = at::cat({all.k_TGK.narrow(0, begin, length), own.k_TGK});
+    const Tensor v = at::cat({all.v_TGK.narrow(0, begin, length), own.v_TGK});
+    const Tensor mask = sibling_mask(first, last, own.q_THK.options());
     return sdpa(own.q_THK, k, v, seen_only(mask, begin_[first], length), false);
   }
-  at::Tensor k_LGK = own.k_TGK, v_LGK = own.v_TGK;
+  Tensor k_LGK = own.k_TGK, v_LGK = own.v_TGK;
   const int64_t before = prefix_length(segment), total = before + segment.length;
   if (segment.cache != nullptr) {
     const auto& stored = segment.cache->reserve(layer, segment.length, own.k_TGK, own.v_TGK);
-    const at::Tensor all_k = put(stored.k_GLK, before, own.k_TGK),
-                     all_v = put(stored.v_GLK, before, own.v_TGK);
+    const Tensor all_k = put(stored.k_GLK, before, own.k_TGK), all_v = put(stored.v_GLK, before, own.v_TGK);
     if (before > 0) {
       k_LGK = all_k;
       v_LGK = all_v;
@@ -265,9 +262,9 @@ at::Tensor SegmentMask::attend_to(size_t first, size_t last, int64_t layer, cons
   }
   const bool hides = !hides_.empty() && hides_[first];
   if (before == 0 && !hides) return sdpa(own.q_THK, k_LGK, v_LGK, std::nullopt, /*causal=*/true);
-  std::optional<at::Tensor> mask;
+  std::optional<Tensor> mask;
   if (segment.length > 1 || hides) {
-    const at::Tensor earlier =
+    const Tensor earlier =
         at::ones({segment.length, total}, own.q_THK.options().dtype(at::kBool)).tril(before);
     mask = hides ? seen_only(earlier, begin_[first], before) : earlier;
   }
@@ -275,9 +272,9 @@ at::Tensor SegmentMask::attend_to(size_t first, size_t last, int64_t layer, cons
 }
 
 // Siblings attend to their parent and to their own earlier tokens.
-at::Tensor SegmentMask::sibling_mask(size_t first, size_t last, const at::TensorOptions& options) const {
+Tensor SegmentMask::sibling_mask(size_t first, size_t last, const at::TensorOptions& options) const {
   const int64_t before = segments_[segments_[first].parent].length, total = begin_[last] - begin_[first];
-  at::Tensor mask = at::zeros({total, before + total}, options.dtype(at::kBool));
+  Tensor mask = at::zeros({total, before + total}, options.dtype(at::kBool));
   mask.narrow(1, 0, before).fill_(true);
   for (size_t i = first; i < last; ++i) {
     const int64_t begin = begin_[i] - begin_[first], length = segments_[i].length;
@@ -307,39 +304,38 @@ AttentionWeights attention_weights(const config::ModelConfig& model, const std::
   return weights;
 }
 
-RotaryTable rotary_table(const at::Tensor& positions_T, const config::ModelConfig& model) {
-  const at::Tensor positions = positions_T.to(at::kDouble);
-  const at::Tensor exponents =
+RotaryTable rotary_table(const Tensor& positions_T, const config::ModelConfig& model) {
+  const Tensor positions = positions_T.to(at::kDouble);
+  const Tensor exponents =
       at::arange(0, model.head_size(), 2, positions.options()).neg().div(model.head_size());
-  const at::Tensor angle = positions.unsqueeze(1) * at::pow(model.rope_base, exponents);
-  const at::Tensor angle_TK = at::cat({angle, angle}, 1);
+  const Tensor angle = positions.unsqueeze(1) * at::pow(model.rope_base, exponents);
+  const Tensor angle_TK = at::cat({angle, angle}, 1);
   return {angle_TK.cos().to(at::kFloat), angle_TK.sin().to(at::kFloat)};
 }
 
-BiasMask window_mask(int64_t samples, int64_t length, int64_t window, const at::Tensor& offsets,
+BiasMask window_mask(int64_t samples, int64_t length, int64_t window, const Tensor& offsets,
                      const at::TensorOptions& options) {
-  const at::Tensor positions = at::arange(length, options.dtype(at::kLong));
-  at::Tensor first_BL = (positions - (window - 1)).unsqueeze(0);
+  const Tensor positions = at::arange(length, options.dtype(at::kLong));
+  Tensor first_BL = (positions - (window - 1)).unsqueeze(0);
   if (offsets.defined()) {
     // Each sample begins with a document.
-    const at::Tensor tokens = at::arange(samples * length, offsets.options());
-    const at::Tensor document = at::searchsorted(offsets, tokens, /*out_int32=*/false, /*right=*/true) - 1;
-    const at::Tensor begin = offsets.index_select(0, document).to(at::kLong).remainder(length);
+    const Tensor tokens = at::arange(samples * length, offsets.options());
+    const Tensor document = at::searchsorted(offsets, tokens, /*out_int32=*/false, /*right=*/true) - 1;
+    const Tensor begin = offsets.index_select(0, document).to(at::kLong).remainder(length);
     first_BL = at::maximum(first_BL, begin.view({-1, length}));
   }
-  const at::Tensor seen_BLL =
+  const Tensor seen_BLL =
       positions.ge(first_BL.unsqueeze(-1)).logical_and(positions.le(positions.unsqueeze(-1)));
-  const at::Tensor bias = at::zeros(seen_BLL.sizes(), options);
+  const Tensor bias = at::zeros(seen_BLL.sizes(), options);
   return {bias.masked_fill(seen_BLL.logical_not(), -std::numeric_limits<double>::infinity()).unsqueeze(1)};
 }
 
-at::Tensor attention(const at::Tensor& x_TD, const AttentionWeights& weights,
-                     const config::ModelConfig& model, const RotaryTable& rotary, const AttentionMask& mask,
-                     int64_t layer) {
+Tensor attention(const Tensor& x_TD, const AttentionWeights& weights, const config::ModelConfig& model,
+                 const RotaryTable& rotary, const AttentionMask& mask, int64_t layer) {
   RECORD_USER_SCOPE("layer " + std::to_string(layer) + " attention");
   const bool by_row = std::holds_alternative<SegmentMask*>(mask);
   const QueryKeyValue qkv = project(x_TD, weights, model, rotary, by_row);
-  const at::Tensor mixed_THK = std::visit(MaskedAttention{qkv, layer}, mask);
+  const Tensor mixed_THK = std::visit(MaskedAttention{qkv, layer}, mask);
   return products(mixed_THK.reshape({x_TD.size(0), weights.o.size(1)}), {weights.o}, by_row)[0];
 }
 

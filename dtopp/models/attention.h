@@ -24,7 +24,7 @@ namespace dtopp::models {
 // attention  choice 1 attends to the context and to itself, not to choice 0
 
 struct QueryKeyValue {
-  at::Tensor q_THK, k_TGK, v_TGK;  // H a multiple of G
+  Tensor q_THK, k_TGK, v_TGK;  // H a multiple of G
 };
 
 inline constexpr int64_t kCacheBlock = 64;  // tokens; caches grow by whole blocks
@@ -39,11 +39,11 @@ class KeyValueCache {
   int64_t document_begin() const { return document_begin_; }
 
   struct Stored {  // whole blocks; undefined while empty
-    at::Tensor k_GLK, v_GLK;
+    Tensor k_GLK, v_GLK;
   };
   // Returns the memory of a layer with a capacity of `tokens` more, whose keys and values have the shape and
   // type of k_TGK and v_TGK after T. The caller writes them.
-  const Stored& reserve(int64_t layer, int64_t tokens, const at::Tensor& k_TGK, const at::Tensor& v_TGK);
+  const Stored& reserve(int64_t layer, int64_t tokens, const Tensor& k_TGK, const Tensor& v_TGK);
   // Call after reserve for all layers.
   void advance(int64_t tokens, int64_t document_begin);
 
@@ -68,36 +68,36 @@ class SegmentMask {
   // tokens_T: int64, T the sum of the segments' lengths. end_of_text: a token attends only to its own
   // document, which ends with this id. window > 0: a token attends to itself and to window - 1 tokens before
   // it. Throws std::invalid_argument if the segments are inconsistent.
-  SegmentMask(const at::Tensor& tokens_T, std::span<const Segment> segments,
-              std::optional<int64_t> end_of_text, int64_t window);
+  SegmentMask(const Tensor& tokens_T, std::span<const Segment> segments, std::optional<int64_t> end_of_text,
+              int64_t window);
 
-  const at::Tensor& positions_T() const { return positions_T_; }
+  const Tensor& positions_T() const { return positions_T_; }
   // Returns [T, H, K] without gradients. Appends to the caches of a layer.
-  at::Tensor attend(int64_t layer, const QueryKeyValue& qkv) const;
+  Tensor attend(int64_t layer, const QueryKeyValue& qkv) const;
   // Call after attend for all layers.
   void extend_caches() const;
 
  private:
-  void set_first_seen(const at::Tensor& tokens_T, std::optional<int64_t> end_of_text, int64_t window);
+  void set_first_seen(const Tensor& tokens_T, std::optional<int64_t> end_of_text, int64_t window);
   int64_t prefix_length(const Segment& segment) const;
   ops::CachedSequence cached(size_t index, int64_t layer, const QueryKeyValue& qkv) const;
-  at::Tensor attend_to(size_t first, size_t last, int64_t layer, const QueryKeyValue& all,
-                       const QueryKeyValue& own) const;
-  at::Tensor sibling_mask(size_t first, size_t last, const at::TensorOptions& options) const;
-  at::Tensor seen_only(const at::Tensor& mask, int64_t begin, int64_t before) const;
+  Tensor attend_to(size_t first, size_t last, int64_t layer, const QueryKeyValue& all,
+                   const QueryKeyValue& own) const;
+  Tensor sibling_mask(size_t first, size_t last, const at::TensorOptions& options) const;
+  Tensor seen_only(const Tensor& mask, int64_t begin, int64_t before) const;
 
   std::span<const Segment> segments_;
   std::vector<int64_t> begin_;
-  at::Tensor positions_T_;
+  Tensor positions_T_;
   std::vector<int64_t> document_begin_;  // per segment: where the document of its next token begins
-  at::Tensor first_seen_T_;              // the first position that each token sees; undefined: all see 0
+  Tensor first_seen_T_;                  // the first position that each token sees; undefined: all see 0
   std::vector<bool> hides_;              // per segment: some token does not see 0; empty: none
 };
 
 struct AttentionWeights {
-  at::Tensor q, k, v, o;              // [H K, D], [G K, D], [G K, D], [D, H K]
-  at::Tensor q_bias, k_bias, v_bias;  // [H K], [G K], [G K]; undefined without model.qkv_bias
-  at::Tensor q_norm, k_norm;          // [H K], [G K], or [K] per head; undefined without QK norm
+  Tensor q, k, v, o;              // [H K, D], [G K, D], [G K, D], [D, H K]
+  Tensor q_bias, k_bias, v_bias;  // [H K], [G K], [G K]; undefined without model.qkv_bias
+  Tensor q_norm, k_norm;          // [H K], [G K], or [K] per head; undefined without QK norm
 };
 
 // Looks up the parameters of ParameterList::attention. prefix: "model.layers.3.self_attn."
@@ -106,10 +106,10 @@ AttentionWeights attention_weights(const config::ModelConfig& model, const std::
 
 // cos and sin of position * base^(-2 i / K), f32. The two halves of K are equal. Undefined: no rotation.
 struct RotaryTable {
-  at::Tensor cos_TK, sin_TK;
+  Tensor cos_TK, sin_TK;
 };
 // positions_T: int64.
-RotaryTable rotary_table(const at::Tensor& positions_T, const config::ModelConfig& model);
+RotaryTable rotary_table(const Tensor& positions_T, const config::ModelConfig& model);
 
 // The tokens that each token attends to. The tokens of a batch are concatenated samples.
 struct SampleMask {  // all tokens of its sample, or if causal, itself and the earlier ones
@@ -117,24 +117,23 @@ struct SampleMask {  // all tokens of its sample, or if causal, itself and the e
   bool causal;
 };
 struct DocumentMask {  // itself and the earlier tokens of its document
-  at::Tensor offsets;  // ops/attention/attention.h
+  Tensor offsets;      // ops/attention/attention.h
   int64_t longest;
 };
-struct BiasMask {        // its sample, where the bias is not -infinity
-  at::Tensor bias_B1LL;  // added to the scores; B may be 1
+struct BiasMask {    // its sample, where the bias is not -infinity
+  Tensor bias_B1LL;  // added to the scores; B may be 1
 };
 using AttentionMask = std::variant<SampleMask, DocumentMask, BiasMask, SegmentMask*>;
 
 // The causal mask of `samples` x `length` tokens that also hides tokens `window` or more before a token, and
 // other documents if `offsets` is defined (DocumentMask).
-BiasMask window_mask(int64_t samples, int64_t length, int64_t window, const at::Tensor& offsets,
+BiasMask window_mask(int64_t samples, int64_t length, int64_t window, const Tensor& offsets,
                      const at::TensorOptions& options);
 
 // Shapes:        x_TD [T, D] -> [T, D]
 // Preconditions: `rotary` has a row per token; it is defined if the model has QK norm. `layer` selects the
 //                layer of the caches of a SegmentMask.
-at::Tensor attention(const at::Tensor& x_TD, const AttentionWeights& weights,
-                     const config::ModelConfig& model, const RotaryTable& rotary, const AttentionMask& mask,
-                     int64_t layer);
+Tensor attention(const Tensor& x_TD, const AttentionWeights& weights, const config::ModelConfig& model,
+                 const RotaryTable& rotary, const AttentionMask& mask, int64_t layer);
 
 }  // namespace dtopp::models

@@ -15,7 +15,7 @@ struct Batch {
 
   bool has(std::string_view name) const;
   // Throws std::invalid_argument if no tensor has this name.
-  const at::Tensor& tensor(std::string_view name) const { return ops::find_tensor(tensors, name, "Batch"); }
+  const Tensor& tensor(std::string_view name) const { return ops::find_tensor(tensors, name, "Batch"); }
   Batch to(const at::Device& device) const;
 };
 

@@ -19,27 +19,25 @@
 namespace dtopp::models {
 
 struct SampleLosses {
-  at::Tensor loss_B;              // f32; its mean is the model's validation_loss
-  at::Tensor num_assignments_BL;  // int64: token-expert pairs per sample and layer; [B, 0] for a dense model
+  Tensor loss_B;              // f32; its mean is the model's validation_loss
+  Tensor num_assignments_BL;  // int64: token-expert pairs per sample and layer; [B, 0] for a dense model
 };
 
 struct BatchLosses {
-  at::Tensor total;                       // the differentiated loss
+  Tensor total;                           // the differentiated loss
   ops::NamedTensors values;               // unweighted, detached, f32 []: "lm_loss", …
   moe::ActivationStatistics activations;  // no layers for a dense model
-  at::Tensor statistics;                  // int64 [Router::statistics_shape()]; undefined: none
-  at::Tensor logit_sums;                  // int64 [Router::logit_sums_shape()]; undefined: none
+  Tensor statistics;                      // int64 [Router::statistics_shape()]; undefined: none
+  Tensor logit_sums;                      // int64 [Router::logit_sums_shape()]; undefined: none
   std::optional<SampleLosses> samples;    // only for a batch with "group" (Model::validation_groups)
 
   // Throws std::invalid_argument if no loss has this name.
-  const at::Tensor& value(std::string_view name) const {
-    return ops::find_tensor(values, name, "BatchLosses");
-  }
+  const Tensor& value(std::string_view name) const { return ops::find_tensor(values, name, "BatchLosses"); }
 };
 
 // Token-expert pairs per sample and layer, int64 [B, L]. The batch consists of `samples` equally long
 // samples.
-at::Tensor num_assignments_by_sample(const std::vector<ops::RouteOutput>& layers, int64_t samples);
+Tensor num_assignments_by_sample(const std::vector<ops::RouteOutput>& layers, int64_t samples);
 
 // Adds the router losses, averaged over layers, to `values`: "load_balance_loss", "dynamic_loss" and
 // "router_z_loss", and "sequence_balance_loss" if the router computes it. Adds them with their weights to

@@ -16,23 +16,23 @@ constexpr double kPeriodBase = 10000.0;
 constexpr int64_t kTimestepFeatures = 256;
 
 // base^(-i / count) for i < count, f64.
-at::Tensor frequencies(int64_t count, const at::Device& device) {
-  const at::Tensor i = at::arange(count, at::device(device).dtype(at::kDouble));
+Tensor frequencies(int64_t count, const at::Device& device) {
+  const Tensor i = at::arange(count, at::device(device).dtype(at::kDouble));
   return at::pow(kPeriodBase, -i / static_cast<double>(count));
 }
 
 // Row and column of each patch, f64 [grid * grid].
 struct PatchCoordinates {
-  at::Tensor row_P, column_P;
+  Tensor row_P, column_P;
 };
 
 PatchCoordinates patch_coordinates(int64_t grid, const at::Device& device) {
-  const at::Tensor along = at::arange(grid, at::device(device).dtype(at::kDouble));
+  const Tensor along = at::arange(grid, at::device(device).dtype(at::kDouble));
   return {along.repeat_interleave(grid), along.repeat({grid})};
 }
 
-at::Tensor sines_and_cosines(const at::Tensor& coordinate_P, int64_t size) {
-  const at::Tensor angle = at::outer(coordinate_P, frequencies(size / 2, coordinate_P.device()));
+Tensor sines_and_cosines(const Tensor& coordinate_P, int64_t size) {
+  const Tensor angle = at::outer(coordinate_P, frequencies(size / 2, coordinate_P.device()));
   return at::cat({angle.sin(), angle.cos()}, 1);
 }
 
@@ -45,17 +45,17 @@ constexpr double kFirstBeta = 1e-4, kLastBeta = 0.02;
 RotaryTable axial_rotary_table(int64_t images, int64_t text, int64_t grid, int64_t head_size,
                                const at::Device& device) {
   const PatchCoordinates at_patch = patch_coordinates(grid, device);
-  const at::Tensor frequency = frequencies(head_size / 4, device);
-  const at::Tensor angle =
+  const Tensor frequency = frequencies(head_size / 4, device);
+  const Tensor angle =
       at::cat({at::outer(at_patch.row_P, frequency), at::outer(at_patch.column_P, frequency)}, 1)
           .repeat({1, 2});
-  const at::Tensor angle_SK = at::cat({at::zeros({text, head_size}, angle.options()), angle});
-  const auto of_all = [&](const at::Tensor& table_SK) { return table_SK.to(at::kFloat).repeat({images, 1}); };
+  const Tensor angle_SK = at::cat({at::zeros({text, head_size}, angle.options()), angle});
+  const auto of_all = [&](const Tensor& table_SK) { return table_SK.to(at::kFloat).repeat({images, 1}); };
   return {of_all(angle_SK.cos()), of_all(angle_SK.sin())};
 }
 
 // f32 [grid * grid, D]: sines and cosines of the column, then of the row, as in DiT.
-at::Tensor sincos_table(int64_t grid, int64_t hidden_size, const at::Device& device) {
+Tensor sincos_table(int64_t grid, int64_t hidden_size, const at::Device& device) {
   const PatchCoordinates at_patch = patch_coordinates(grid, device);
   return at::cat({sines_and_cosines(at_patch.column_P, hidden_size / 2),
                   sines_and_cosines(at_patch.row_P, hidden_size / 2)},
@@ -64,13 +64,13 @@ at::Tensor sincos_table(int64_t grid, int64_t hidden_size, const at::Device& dev
 }
 
 // f32 [B, 256]: cosines, then sines, of 1000 t * 10000^(-i / 128).
-at::Tensor timestep_features(const at::Tensor& t_B) {
-  const at::Tensor angle =
+Tensor timestep_features(const Tensor& t_B) {
+  const Tensor angle =
       at::outer(t_B.to(at::kDouble) * 1000.0, frequencies(kTimestepFeatures / 2, t_B.device()));
   return at::cat({angle.cos(), angle.sin()}, 1).to(at::kFloat);
 }
 
-at::Tensor of_each_image(const at::Tensor& value_B) { return value_B.to(at::kFloat).view({-1, 1, 1, 1}); }
+Tensor of_each_image(const Tensor& value_B) { return value_B.to(at::kFloat).view({-1, 1, 1, 1}); }
 
 // The normal quantile of a probability, by bisection within ±9.
 double normal_quantile(double probability) {
@@ -85,13 +85,13 @@ double normal_quantile(double probability) {
 
 constexpr double kStreamNormEps = 1e-6;
 
-at::Tensor affine(const DiffusionTransformer& model, const std::string& name, const at::Tensor& x) {
-  const at::Tensor weight = model.parameter(name + ".weight");
+Tensor affine(const DiffusionTransformer& model, const std::string& name, const Tensor& x) {
+  const Tensor weight = model.parameter(name + ".weight");
   return ops::linear(x.to(weight.scalar_type()), weight) + model.parameter(name + ".bias");
 }
 
 // [B, C, H, W] to [B, patches, C p p]: patches row by row, each as (channel, row, column).
-at::Tensor to_patches(const at::Tensor& x_BCHW, const config::ModelConfig& config) {
+Tensor to_patches(const Tensor& x_BCHW, const config::ModelConfig& config) {
   const int64_t B = x_BCHW.size(0), C = config.channels, n = config.grid_size(), p = config.patch_size;
   return x_BCHW.reshape({B, C, n, p, n, p})
       .permute({0, 2, 4, 1, 3, 5})
@@ -99,7 +99,7 @@ at::Tensor to_patches(const at::Tensor& x_BCHW, const config::ModelConfig& confi
 }
 
 // [B, patches, p p C], each patch as (row, column, channel), to [B, C, H, W].
-at::Tensor from_patches(const at::Tensor& y_BPV, const config::ModelConfig& config) {
+Tensor from_patches(const Tensor& y_BPV, const config::ModelConfig& config) {
   const int64_t B = y_BPV.size(0), C = config.channels, n = config.grid_size(), p = config.patch_size;
   return y_BPV.reshape({B, n, n, p, p, C})
       .permute({0, 5, 1, 3, 2, 4})
@@ -107,9 +107,9 @@ at::Tensor from_patches(const at::Tensor& y_BPV, const config::ModelConfig& conf
 }
 
 // The tokens of text and image, [B, S, D].
-at::Tensor embed(const DiffusionTransformer& model, const at::Tensor& x_BCHW, const Condition& condition) {
+Tensor embed(const DiffusionTransformer& model, const Tensor& x_BCHW, const Condition& condition) {
   const config::ModelConfig& config = model.config;
-  at::Tensor x_BPD = affine(model, "patch_embed", to_patches(x_BCHW, config));
+  Tensor x_BPD = affine(model, "patch_embed", to_patches(x_BCHW, config));
   if (config.position == config::Position::kSincos)
     x_BPD =
         x_BPD + sincos_table(config.grid_size(), config.hidden_size, x_BPD.device()).to(x_BPD.scalar_type());
@@ -118,20 +118,18 @@ at::Tensor embed(const DiffusionTransformer& model, const at::Tensor& x_BCHW, co
 }
 
 // SiLU of the embedded time and class, [B, D].
-at::Tensor embed_condition(const DiffusionTransformer& model, const at::Tensor& t_B,
-                           const Condition& condition) {
-  const at::Tensor hidden_BD = at::silu(affine(model, "time_embed.0", timestep_features(t_B)));
-  at::Tensor c_BD = affine(model, "time_embed.2", hidden_BD);
+Tensor embed_condition(const DiffusionTransformer& model, const Tensor& t_B, const Condition& condition) {
+  const Tensor hidden_BD = at::silu(affine(model, "time_embed.0", timestep_features(t_B)));
+  Tensor c_BD = affine(model, "time_embed.2", hidden_BD);
   if (model.config.num_classes > 0)
     c_BD = c_BD + at::embedding(model.parameter("class_embed.weight"), condition.class_B);
   return at::silu(c_BD);
 }
 
 // The parts of a modulation, each [B, 1, D].
-std::vector<at::Tensor> parts(const at::Tensor& shared_BND, const at::Tensor& table_ND) {
-  std::vector<at::Tensor> parts_B1D;
-  for (const at::Tensor& part_BD : (shared_BND + table_ND).unbind(1))
-    parts_B1D.push_back(part_BD.unsqueeze(1));
+std::vector<Tensor> parts(const Tensor& shared_BND, const Tensor& table_ND) {
+  std::vector<Tensor> parts_B1D;
+  for (const Tensor& part_BD : (shared_BND + table_ND).unbind(1)) parts_B1D.push_back(part_BD.unsqueeze(1));
   return parts_B1D;
 }
 
@@ -141,27 +139,26 @@ RotaryTable rotary_table_of(const config::ModelConfig& config, int64_t images, c
   if (config.position == config::Position::kRotary)
     return axial_rotary_table(images, config.text_length, config.grid_size(), config.head_size(), device);
   if (config.qk_norm == config::QkNorm::kNone) return {};
-  const at::Tensor zeros_TK = at::zeros({images * config.tokens_per_sample(), config.head_size()},
-                                        at::device(device).dtype(at::kFloat));
+  const Tensor zeros_TK = at::zeros({images * config.tokens_per_sample(), config.head_size()},
+                                    at::device(device).dtype(at::kFloat));
   return {zeros_TK + 1, zeros_TK};
 }
 
 }  // namespace
 
-at::Tensor ddpm_alpha_products(const at::Device& device) {
-  const at::Tensor beta =
-      at::linspace(kFirstBeta, kLastBeta, kDdpmSteps, at::device(device).dtype(at::kDouble));
+Tensor ddpm_alpha_products(const at::Device& device) {
+  const Tensor beta = at::linspace(kFirstBeta, kLastBeta, kDdpmSteps, at::device(device).dtype(at::kDouble));
   return (1 - beta).cumprod(0);
 }
 
-Noised add_noise(config::Objective objective, const at::Tensor& x0_BCHW, const at::Tensor& noise_BCHW,
-                 const at::Tensor& t_B) {
+Noised add_noise(config::Objective objective, const Tensor& x0_BCHW, const Tensor& noise_BCHW,
+                 const Tensor& t_B) {
   if (objective == config::Objective::kFlow) {
-    const at::Tensor t = of_each_image(t_B);
+    const Tensor t = of_each_image(t_B);
     return {(1 - t) * x0_BCHW + t * noise_BCHW, noise_BCHW - x0_BCHW};
   }
-  const at::Tensor step_B = (t_B * static_cast<double>(kDdpmSteps)).round().to(at::kLong);
-  const at::Tensor alpha_B = ddpm_alpha_products(t_B.device()).index_select(0, step_B);
+  const Tensor step_B = (t_B * static_cast<double>(kDdpmSteps)).round().to(at::kLong);
+  const Tensor alpha_B = ddpm_alpha_products(t_B.device()).index_select(0, step_B);
   return {of_each_image(alpha_B.sqrt()) * x0_BCHW + of_each_image((1 - alpha_B).sqrt()) * noise_BCHW,
           noise_BCHW};
 }
@@ -225,39 +222,39 @@ DiffusionTransformer bind_diffusion_transformer(const config::ModelConfig& model
   return {model, routing, looked_up(diffusion_transformer_parameters(model, routing), parameter)};
 }
 
-Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, const at::Tensor& t_B,
+Prediction predict(const DiffusionTransformer& model, const Tensor& x_BCHW, const Tensor& t_B,
                    const Condition& condition, const moe::Routing& inputs) {
   const config::ModelConfig& config = model.config;
   const int64_t B = x_BCHW.size(0), S = config.tokens_per_sample(), D = config.hidden_size;
   const RotaryTable rotary = rotary_table_of(config, B, x_BCHW.device());
   Prediction prediction;
-  at::Tensor x_BSD = embed(model, x_BCHW, condition);
-  const at::Tensor c_BD = embed_condition(model, t_B, condition);
-  const at::Tensor shared_B6D = affine(model, "modulation", c_BD).view({B, 6, D});
+  Tensor x_BSD = embed(model, x_BCHW, condition);
+  const Tensor c_BD = embed_condition(model, t_B, condition);
+  const Tensor shared_B6D = affine(model, "modulation", c_BD).view({B, 6, D});
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     RECORD_USER_SCOPE("layer " + std::to_string(layer));
     const DiffusionBlock block = model.block(layer);
     const auto m = parts(shared_B6D, block.modulation_6D);
     // Returns x after attention, and the input of the feed-forward layer.
-    const auto attend = [=](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
+    const auto attend = [=](const std::vector<Tensor>& in) -> std::vector<Tensor> {
       const ops::Normed modulated = ops::modulated_norm(in[0], in[1], in[2], kStreamNormEps);
-      const at::Tensor mixed_TD = attention(modulated.y.reshape({B * S, D}), block.attention, config, rotary,
-                                            SampleMask{S, /*causal=*/false}, layer);
+      const Tensor mixed_TD = attention(modulated.y.reshape({B * S, D}), block.attention, config, rotary,
+                                        SampleMask{S, /*causal=*/false}, layer);
       const ops::Normed attended = ops::modulated_norm(
           ops::add_gated(modulated.x, in[3], mixed_TD.view({B, S, D})), in[4], in[5], kStreamNormEps);
       return {attended.x, attended.y};
     };
-    const std::vector<at::Tensor> attended = run_part(inputs.recompute == config::Recompute::kLayer, attend,
-                                                      {x_BSD, m[0], m[1], m[2], m[3], m[4]});
-    const at::Tensor mixed_TD =
+    const std::vector<Tensor> attended = run_part(inputs.recompute == config::Recompute::kLayer, attend,
+                                                  {x_BSD, m[0], m[1], m[2], m[3], m[4]});
+    const Tensor mixed_TD =
         feed_forward(attended[1].view({B * S, D}), block.mlp, layer, inputs, prediction.routing);
     x_BSD = ops::add_gated(attended[0], m[5], mixed_TD.view({B, S, D}));
   }
   RECORD_USER_SCOPE("output");
-  const at::Tensor shared_B2D = affine(model, "final.modulation", c_BD).view({B, 2, D});
+  const Tensor shared_B2D = affine(model, "final.modulation", c_BD).view({B, 2, D});
   const auto m = parts(shared_B2D, model.parameter("final.table"));
-  const at::Tensor image_BPD = x_BSD.narrow(1, config.text_length, config.image_tokens());
-  const at::Tensor y_BPV =
+  const Tensor image_BPD = x_BSD.narrow(1, config.text_length, config.image_tokens());
+  const Tensor y_BPV =
       affine(model, "final.proj", ops::modulated_norm(image_BPD, m[0], m[1], kStreamNormEps).y);
   prediction.output_BCHW = from_patches(y_BPV.to(at::kFloat), config);
   return prediction;
@@ -273,11 +270,11 @@ Condition condition_of(const Batch& batch) {
 BatchLosses diffusion_losses(const DiffusionTransformer& model, const Batch& batch,
                              const moe::Routing& inputs, config::Objective objective,
                              const config::LossConfig& weights) {
-  const at::Tensor& t_B = batch.tensor("t");
+  const Tensor& t_B = batch.tensor("t");
   const Noised noised = add_noise(objective, batch.tensor("x0"), batch.tensor("noise"), t_B);
   const Prediction prediction = predict(model, noised.x_BCHW, t_B, condition_of(batch), inputs);
   RECORD_USER_SCOPE("loss");
-  const at::Tensor loss_B = (prediction.output_BCHW - noised.target_BCHW).square().mean({1, 2, 3});
+  const Tensor loss_B = (prediction.output_BCHW - noised.target_BCHW).square().mean({1, 2, 3});
 
   BatchLosses losses;
   losses.total = loss_B.mean();

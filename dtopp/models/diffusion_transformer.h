@@ -34,22 +34,22 @@ namespace dtopp::models {
 inline constexpr int64_t kDdpmSteps = 1000;
 
 struct Noised {
-  at::Tensor x_BCHW, target_BCHW;  // f32
+  Tensor x_BCHW, target_BCHW;  // f32
 };
 
 // x0 and noise: f32 [B, C, H, W]; t: f32 [B]; all on one device.
-Noised add_noise(config::Objective objective, const at::Tensor& x0_BCHW, const at::Tensor& noise_BCHW,
-                 const at::Tensor& t_B);
+Noised add_noise(config::Objective objective, const Tensor& x0_BCHW, const Tensor& noise_BCHW,
+                 const Tensor& t_B);
 
 // a_k for k from 0 to 999, f64.
-at::Tensor ddpm_alpha_products(const at::Device& device);
+Tensor ddpm_alpha_products(const at::Device& device);
 
 // The t below which the given share of training samples lies; `share` is in [0, 1]. With ddpm, the t of a
 // step.
 float timestep_at(double share, const config::DiffusionConfig& config);
 
 struct DiffusionBlock {
-  at::Tensor modulation_6D;
+  Tensor modulation_6D;
   AttentionWeights attention;
   FeedForwardWeights mlp;
 };
@@ -71,18 +71,18 @@ DiffusionTransformer bind_diffusion_transformer(const config::ModelConfig& model
 
 // The condition of images. A member is undefined if the model is not conditioned on it.
 struct Condition {
-  at::Tensor class_B;   // int64; num_classes means no class
-  at::Tensor text_BLS;  // f32 [B, text_length, text_size]; zeros mean no text
+  Tensor class_B;   // int64; num_classes means no class
+  Tensor text_BLS;  // f32 [B, text_length, text_size]; zeros mean no text
 };
 
 struct Prediction {
-  at::Tensor output_BCHW;                 // f32
+  Tensor output_BCHW;                     // f32
   std::vector<ops::RouteOutput> routing;  // per layer, over the tokens of all images; empty for a dense model
 };
 
 // Predicts the model's target for noised images x_BCHW at times t_B. Both are f32 on the
 // weights' device. Differentiable in the weights.
-Prediction predict(const DiffusionTransformer& model, const at::Tensor& x_BCHW, const at::Tensor& t_B,
+Prediction predict(const DiffusionTransformer& model, const Tensor& x_BCHW, const Tensor& t_B,
                    const Condition& condition, const moe::Routing& inputs);
 
 Condition condition_of(const Batch& batch);

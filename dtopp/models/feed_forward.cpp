@@ -39,7 +39,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     }
     torch::autograd::backward(outputs, grads);
     variable_list input_grads;
-    for (const at::Tensor& input : inputs) input_grads.push_back(input.grad());
+    for (const Tensor& input : inputs) input_grads.push_back(input.grad());
     input_grads.emplace_back();  // of the part
     return input_grads;
   }
@@ -50,16 +50,16 @@ constexpr int64_t kNumbersPerThread = 32768;
 // libtorch computes most numbers with vectors, and the last ones of a thread's part one by one. Their last
 // bits differ. With `token_by_token`, these functions give a token the same bits in every batch.
 
-at::Tensor sigmoid(const at::Tensor& x, bool token_by_token) {
+Tensor sigmoid(const Tensor& x, bool token_by_token) {
   return token_by_token ? at::sigmoid(x.to(at::kDouble)).to(x.scalar_type()) : at::sigmoid(x);
 }
 
 // silu(gate) * up. With `token_by_token`, a thread's part consists of whole rows, and there are no gradients.
-at::Tensor swiglu(const at::Tensor& gate_up_TG, bool token_by_token) {
+Tensor swiglu(const Tensor& gate_up_TG, bool token_by_token) {
   const auto parts = gate_up_TG.chunk(2, -1);
-  const at::Tensor &gate_TF = parts[0], &up_TF = parts[1];
+  const Tensor &gate_TF = parts[0], &up_TF = parts[1];
   if (!gate_TF.is_cpu() || !token_by_token) return at::silu(gate_TF) * up_TF;
-  at::Tensor y_TF = at::empty(gate_TF.sizes(), gate_TF.options());
+  Tensor y_TF = at::empty(gate_TF.sizes(), gate_TF.options());
   const int64_t grain = std::max<int64_t>(kNumbersPerThread / std::max<int64_t>(gate_TF.size(1), 1), 1);
   at::parallel_for(0, gate_TF.size(0), grain, [&](int64_t begin, int64_t end) {
     const c10::InferenceMode mode(y_TF.is_inference());  // that of the caller, which a thread does not have
@@ -70,16 +70,16 @@ at::Tensor swiglu(const at::Tensor& gate_up_TG, bool token_by_token) {
 }
 
 // SwiGLU of every token, times the gate of shared experts.
-at::Tensor dense_ffn(const at::Tensor& x_TD, const FeedForwardWeights& weights, const moe::Routing& routing) {
+Tensor dense_ffn(const Tensor& x_TD, const FeedForwardWeights& weights, const moe::Routing& routing) {
   const auto ffn = [weights, token_by_token = routing.token_by_token](
-                       const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
-    const at::Tensor& gate_1D = weights.shared_gate_1D;
+                       const std::vector<Tensor>& in) -> std::vector<Tensor> {
+    const Tensor& gate_1D = weights.shared_gate_1D;
     // The alias adds the gradients of both products before those of other layers, as a recomputed part does.
-    const at::Tensor x = gate_1D.defined() ? at::alias(in[0]) : in[0];
-    const auto linear = [=](const at::Tensor& rows, const at::Tensor& weight) {
+    const Tensor x = gate_1D.defined() ? at::alias(in[0]) : in[0];
+    const auto linear = [=](const Tensor& rows, const Tensor& weight) {
       return token_by_token ? ops::linear_by_row(rows, weight) : ops::linear(rows, weight);
     };
-    const at::Tensor y_TD =
+    const Tensor y_TD =
         linear(swiglu(linear(x, weights.dense_gate_up_GD), token_by_token), weights.dense_down_DF);
     return {gate_1D.defined() ? sigmoid(linear(x, gate_1D), token_by_token) * y_TD : y_TD};
   };
@@ -88,9 +88,8 @@ at::Tensor dense_ffn(const at::Tensor& x_TD, const FeedForwardWeights& weights, 
 
 }  // namespace
 
-std::vector<at::Tensor> run_part(bool recompute, const BlockPart& part,
-                                 const std::vector<at::Tensor>& inputs) {
-  const bool stores = at::GradMode::is_enabled() && std::ranges::any_of(inputs, &at::Tensor::requires_grad);
+std::vector<Tensor> run_part(bool recompute, const BlockPart& part, const std::vector<Tensor>& inputs) {
+  const bool stores = at::GradMode::is_enabled() && std::ranges::any_of(inputs, &Tensor::requires_grad);
   if (!recompute || !stores) return part(inputs);
   return Recomputed::apply(at::TensorList(inputs), c10::make_intrusive<HeldPart>(part));
 }
@@ -120,10 +119,10 @@ FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
   return weights;
 }
 
-at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, int64_t layer,
-                        const moe::Routing& routing, std::vector<ops::RouteOutput>& routed) {
+Tensor feed_forward(const Tensor& x_TD, const FeedForwardWeights& weights, int64_t layer,
+                    const moe::Routing& routing, std::vector<ops::RouteOutput>& routed) {
   RECORD_USER_SCOPE("layer " + std::to_string(layer) + " mlp");
-  at::Tensor dense_TD;
+  Tensor dense_TD;
   if (weights.dense_down_DF.defined()) dense_TD = dense_ffn(x_TD, weights, routing);
   if (!weights.experts.down_EDF.defined()) return dense_TD;
   moe::ExpertLayerOutput output = moe::expert_layer(x_TD, weights.experts, layer, routing);

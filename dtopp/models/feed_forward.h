@@ -23,20 +23,19 @@ namespace dtopp::models {
 // parameter gets its gradient once.
 
 // A std::function because it lives until the backward pass.
-using BlockPart = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
+using BlockPart = std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs)>;
 
 // Returns part(inputs). With `recompute`, autograd stores the inputs only.
 //
 // Preconditions: `part` owns or shares all that it reads, and computes the same bits when it runs again. It
 //                reads parameters directly, and other tensors with gradients through `inputs`. Its outputs
 //                are new tensors with gradients.
-std::vector<at::Tensor> run_part(bool recompute, const BlockPart& part,
-                                 const std::vector<at::Tensor>& inputs);
+std::vector<Tensor> run_part(bool recompute, const BlockPart& part, const std::vector<Tensor>& inputs);
 
 struct FeedForwardWeights {
-  moe::ExpertLayerWeights experts;             // if the model has experts
-  at::Tensor dense_gate_up_GD, dense_down_DF;  // if the model is dense or has shared experts
-  at::Tensor shared_gate_1D;                   // undefined without model.shared_gate
+  moe::ExpertLayerWeights experts;         // if the model has experts
+  Tensor dense_gate_up_GD, dense_down_DF;  // if the model is dense or has shared experts
+  Tensor shared_gate_1D;                   // undefined without model.shared_gate
 };
 
 // Looks up the weights whose names begin with `prefix` ("model.layers.3.mlp.", see
@@ -46,7 +45,7 @@ FeedForwardWeights feed_forward_weights(const config::ModelConfig& model,
                                         int64_t layer, const ParameterLookup& parameter);
 
 // Returns y_TD, of x's type. `layer` counts from 0. A layer with a router appends its routing to `routed`.
-at::Tensor feed_forward(const at::Tensor& x_TD, const FeedForwardWeights& weights, int64_t layer,
-                        const moe::Routing& routing, std::vector<ops::RouteOutput>& routed);
+Tensor feed_forward(const Tensor& x_TD, const FeedForwardWeights& weights, int64_t layer,
+                    const moe::Routing& routing, std::vector<ops::RouteOutput>& routed);
 
 }  // namespace dtopp::models

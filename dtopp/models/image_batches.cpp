@@ -29,10 +29,10 @@ class ImageDataset : public Dataset {
   Batch read(uint64_t position, int64_t count) const override {
     const config::ModelConfig& model = config_.model;
     const std::vector<int64_t> shape = {count, model.channels, model.image_size, model.image_size};
-    const at::Tensor x0 = at::empty(shape, at::kFloat), noise = at::empty(shape, at::kFloat);
-    const at::Tensor t_B = at::empty({count}, at::kFloat);
-    const at::Tensor class_B = at::empty({count}, at::kLong), group_B = at::empty({count}, at::kLong);
-    const at::Tensor text = at::zeros({count, model.text_length, model.text_size}, at::kFloat);
+    const Tensor x0 = at::empty(shape, at::kFloat), noise = at::empty(shape, at::kFloat);
+    const Tensor t_B = at::empty({count}, at::kFloat);
+    const Tensor class_B = at::empty({count}, at::kLong), group_B = at::empty({count}, at::kLong);
+    const Tensor text = at::zeros({count, model.text_length, model.text_size}, at::kFloat);
     at::parallel_for(0, count, 1, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
         const uint64_t at = position + static_cast<uint64_t>(i);
@@ -67,7 +67,7 @@ class ImageDataset : public Dataset {
   const config::DiffusionConfig& diffusion() const { return config_.diffusion; }
 
  private:
-  static std::span<float> row(const at::Tensor& values, int64_t i) {
+  static std::span<float> row(const Tensor& values, int64_t i) {
     const int64_t size = values.stride(0);
     return {values.mutable_data_ptr<float>() + i * size, static_cast<size_t>(size)};
   }
@@ -137,7 +137,7 @@ void require_fits(const data::ImageLayout& layout, const std::string& name,
                      describe(wanted) + "; set model.channels and model.image_size to those of the data");
   if (model.num_classes > 0 && layout.classes.empty())
     throw UsageError(name + " has no classes; set model.num_classes to 0");
-  if (model.num_classes > 0 && static_cast<int64_t>(layout.classes.size()) > model.num_classes)
+  if (model.num_classes > 0 && std::ssize(layout.classes) > model.num_classes)
     throw UsageError(name + " has " + std::to_string(layout.classes.size()) +
                      " classes, more than model.num_classes " + std::to_string(model.num_classes));
   if (model.text_length == 0) return;
@@ -153,10 +153,9 @@ std::vector<float> read_pixels(const data::ImageData& data, uint64_t index, bool
   const data::ImageShape& shape = data.layout().shape;
   std::vector<uint8_t> levels(shape.elements());
   data.pixels(index, levels);
-  if (flip) {
+  if (flip)
     for (auto row = levels.begin(); row < levels.end(); row += shape.width)
       std::reverse(row, row + shape.width);
-  }
   std::vector<float> x0(levels.size());
   std::ranges::transform(levels, x0.begin(),
                          [](uint8_t level) { return static_cast<float>(level) / 127.5F - 1; });

@@ -77,9 +77,9 @@ class TokenDataset : public Dataset {
 
   Batch read(uint64_t position, int64_t count) const override {
     const int64_t length = length_ + 1;
-    const at::Tensor windows = at::empty({count, length}, at::kLong);
+    const Tensor windows = at::empty({count, length}, at::kLong);
     auto* tokens = windows.mutable_data_ptr<int64_t>();
-    const at::Tensor experts_B = at::empty({count}, at::kLong);
+    const Tensor experts_B = at::empty({count}, at::kLong);
     for (int64_t i = 0; i < count; ++i) {
       const Window window = window_at(position + static_cast<uint64_t>(i));
       window.sampler->window(window.index, {tokens + i * length, static_cast<size_t>(length)});

@@ -21,7 +21,7 @@ std::optional<int64_t> end_of_text_of(const data::TokenStream& stream) {
   return data::Tokenizer::load(*path).end_of_text();
 }
 
-AttentionMask mask_of(const LanguageModel& model, const at::Tensor& tokens_BL, at::Tensor offsets) {
+AttentionMask mask_of(const LanguageModel& model, const Tensor& tokens_BL, Tensor offsets) {
   const config::ModelConfig& config = model.config;
   const int64_t B = tokens_BL.size(0), L = tokens_BL.size(1);
   if (!config.attend_across_documents && !offsets.defined()) {
@@ -37,20 +37,19 @@ AttentionMask mask_of(const LanguageModel& model, const at::Tensor& tokens_BL, a
 }
 
 // tokens_T and positions_T: int64.
-HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_T,
-                           const at::Tensor& positions_T, const moe::Routing& inputs,
-                           const AttentionMask& mask) {
+HiddenStates masked_states(const LanguageModel& model, const Tensor& tokens_T, const Tensor& positions_T,
+                           const moe::Routing& inputs, const AttentionMask& mask) {
   const config::ModelConfig& config = model.config;
   const RotaryTable rotary = rotary_table(positions_T, config);
   const bool recompute = inputs.recompute == config::Recompute::kLayer;
   const auto norm = [eps = config.norm_eps, centered = config.norm == config::NormType::kLayer](
-                        const at::Tensor& x_TD, const at::Tensor& gain_D) {
+                        const Tensor& x_TD, const Tensor& gain_D) {
     return ops::norm(x_TD, gain_D, eps, centered);
   };
   moe::Routing routing = inputs;
   routing.ids_T = tokens_T;
   HiddenStates states;
-  at::Tensor x_TD = [&] {
+  Tensor x_TD = [&] {
     RECORD_USER_SCOPE("embedding");
     return at::embedding(model.embed_VD(), tokens_T);
   }();
@@ -58,17 +57,17 @@ HiddenStates masked_states(const LanguageModel& model, const at::Tensor& tokens_
     RECORD_USER_SCOPE("layer " + std::to_string(layer));
     const LanguageModelBlock block = model.block(layer);
     // Returns x after attention, and the input of the feed-forward layer.
-    const auto attend = [=](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
+    const auto attend = [=](const std::vector<Tensor>& in) -> std::vector<Tensor> {
       const ops::Normed input = norm(in[0], block.input_norm_D);
-      const at::Tensor mixed_TD = attention(input.y, block.attention, config, rotary, mask, layer);
+      const Tensor mixed_TD = attention(input.y, block.attention, config, rotary, mask, layer);
       const ops::Normed attended = norm(input.x + mixed_TD, block.post_attention_norm_D);
       return {attended.x, attended.y};
     };
-    const std::vector<at::Tensor> attended = run_part(recompute, attend, {x_TD});
+    const std::vector<Tensor> attended = run_part(recompute, attend, {x_TD});
     x_TD = attended[0] + feed_forward(attended[1], block.mlp, layer, routing, states.routing);
   }
   RECORD_USER_SCOPE("final norm");
-  states.x_TD = norm(x_TD, model.norm_D()).y;
+  states.x_TD = norm(x_TD, model.parameter("model.norm.weight")).y;
   return states;
 }
 
@@ -104,16 +103,15 @@ uint64_t window_bias(const BlockSizes& s, const config::ModelConfig& model) {
 
 }  // namespace
 
-at::Tensor document_offsets(const at::Tensor& tokens_BL, int64_t end_of_text) {
+Tensor document_offsets(const Tensor& tokens_BL, int64_t end_of_text) {
   TORCH_CHECK(tokens_BL.dim() == 2 && tokens_BL.scalar_type() == at::kLong && tokens_BL.is_cpu(),
               "document_offsets: expected tokens int64 [B, L] on the CPU");
   const int64_t B = tokens_BL.size(0), L = tokens_BL.size(1);
   const auto tokens = tokens_BL.accessor<int64_t, 2>();
   std::vector<int32_t> offsets;
-  for (int64_t b = 0; b < B; ++b) {
+  for (int64_t b = 0; b < B; ++b)
     for (int64_t i = 0; i < L; ++i)
       if (i == 0 || tokens[b][i - 1] == end_of_text) offsets.push_back(static_cast<int32_t>(b * L + i));
-  }
   offsets.push_back(static_cast<int32_t>(B * L));
   return at::tensor(offsets, at::kInt);
 }
@@ -165,7 +163,7 @@ std::vector<parameters::ParameterSpec> language_model_parameters(const config::M
 }
 
 LanguageModelBlock LanguageModel::block(int64_t layer) const {
-  if (layer < static_cast<int64_t>(blocks.size())) return blocks[layer];
+  if (layer < std::ssize(blocks)) return blocks[layer];
   const std::string prefix = "model.layers." + std::to_string(layer) + ".";
   LanguageModelBlock block;
   block.input_norm_D = parameter(prefix + "input_layernorm.weight");
@@ -182,15 +180,14 @@ LanguageModel bind_language_model(const config::ModelConfig& model, const config
   return bound;
 }
 
-HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
-                           const moe::Routing& inputs, const at::Tensor& documents) {
-  const at::Tensor positions_T =
-      at::arange(tokens_BL.size(1), tokens_BL.options()).repeat({tokens_BL.size(0)});
+HiddenStates hidden_states(const LanguageModel& model, const Tensor& tokens_BL, const moe::Routing& inputs,
+                           const Tensor& documents) {
+  const Tensor positions_T = at::arange(tokens_BL.size(1), tokens_BL.options()).repeat({tokens_BL.size(0)});
   return masked_states(model, tokens_BL.reshape({-1}), positions_T, inputs,
                        mask_of(model, tokens_BL, documents));
 }
 
-HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens_T,
+HiddenStates segment_states(const LanguageModel& model, const Tensor& tokens_T,
                             std::span<const Segment> segments, const moe::Routing& inputs) {
   const at::NoGradGuard no_grad;
   const bool by_document = !model.config.attend_across_documents;
@@ -203,13 +200,13 @@ HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens
   return states;
 }
 
-BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& windows,
+BatchLosses language_model_losses(const LanguageModel& model, const Tensor& windows,
                                   const moe::Routing& inputs, const config::LossConfig& weights,
-                                  const at::Tensor& documents) {
+                                  const Tensor& documents) {
   const int64_t length = windows.size(1) - 1;
   const HiddenStates states = hidden_states(model, windows.narrow(1, 0, length), inputs, documents);
   RECORD_USER_SCOPE("loss");
-  const at::Tensor targets_T = windows.narrow(1, 1, length).reshape({-1});
+  const Tensor targets_T = windows.narrow(1, 1, length).reshape({-1});
   const ops::CrossEntropy lm =
       ops::linear_cross_entropy(states.x_TD, model.head_VD(), targets_T, weights.lm_z);
 
@@ -229,8 +226,7 @@ Model make_language_model(const config::RunConfig& config) {
   model.bind = [config](const ParameterLookup& parameter) {
     return [model = LanguageModel{config.model, config.routing, parameter, {}}, weights = config.loss](
                const Batch& batch, const moe::Routing& inputs) {
-      const at::Tensor documents =
-          model.config.attend_across_documents ? at::Tensor() : batch.tensor("documents");
+      const Tensor documents = model.config.attend_across_documents ? Tensor() : batch.tensor("documents");
       moe::Routing routing = inputs;
       if (batch.has("experts"))
         routing.counts_T = batch.tensor("experts").repeat_interleave(model.config.sequence_length);

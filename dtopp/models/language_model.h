@@ -20,7 +20,7 @@ namespace dtopp::models {
 
 // Offsets of documents in the concatenated sequences, followed by B L: int32 [n + 1]. A document ends with
 // `end_of_text` or with its sequence. tokens_BL: int64 on the CPU.
-at::Tensor document_offsets(const at::Tensor& tokens_BL, int64_t end_of_text);
+Tensor document_offsets(const Tensor& tokens_BL, int64_t end_of_text);
 
 // The token id that ends a document if tokens attend only within their document: data.end_of_text, or the id
 // from the data's tokenizer. nullopt if tokens attend across documents. Throws UsageError if the id is
@@ -34,9 +34,9 @@ std::vector<parameters::ParameterSpec> language_model_parameters(const config::M
                                                                  const config::RoutingConfig& routing);
 
 struct LanguageModelBlock {
-  at::Tensor input_norm_D;
+  Tensor input_norm_D;
   AttentionWeights attention;
-  at::Tensor post_attention_norm_D;
+  Tensor post_attention_norm_D;
   FeedForwardWeights mlp;
 };
 
@@ -51,11 +51,10 @@ struct LanguageModel {
   std::optional<int64_t> end_of_text{};
   std::vector<LanguageModelBlock> blocks{};  // if all tensors were looked up before (bind_language_model)
 
-  at::Tensor embed_VD() const { return parameter("model.embed_tokens.weight"); }
+  Tensor embed_VD() const { return parameter("model.embed_tokens.weight"); }
   LanguageModelBlock block(int64_t layer) const;
-  at::Tensor norm_D() const { return parameter("model.norm.weight"); }
   // The embedding if it is tied.
-  at::Tensor head_VD() const { return config.tie_embeddings ? embed_VD() : parameter("lm_head.weight"); }
+  Tensor head_VD() const { return config.tie_embeddings ? embed_VD() : parameter("lm_head.weight"); }
 };
 
 // The same with all tensors looked up now.
@@ -63,7 +62,7 @@ LanguageModel bind_language_model(const config::ModelConfig& model, const config
                                   const ParameterLookup& parameter);
 
 struct HiddenStates {
-  at::Tensor x_TD;                        // after the final norm, T = B L
+  Tensor x_TD;                            // after the final norm, T = B L
   std::vector<ops::RouteOutput> routing;  // per layer; empty for a dense model
 };
 
@@ -71,19 +70,19 @@ struct HiddenStates {
 // model.attend_across_documents is false and within model.attention_window tokens if it is not 0. tokens_BL:
 // int64. documents: document_offsets on the tokens' device. If it is undefined, it is computed
 // with model.end_of_text, which makes the host wait for the device.
-HiddenStates hidden_states(const LanguageModel& model, const at::Tensor& tokens_BL,
-                           const moe::Routing& inputs, const at::Tensor& documents = {});
+HiddenStates hidden_states(const LanguageModel& model, const Tensor& tokens_BL, const moe::Routing& inputs,
+                           const Tensor& documents = {});
 
 // The same without gradients over segments (models/attention.h). tokens_T: int64, T the sum of the
 // segments' lengths. Throws std::invalid_argument if the segments are inconsistent.
-HiddenStates segment_states(const LanguageModel& model, const at::Tensor& tokens_T,
+HiddenStates segment_states(const LanguageModel& model, const Tensor& tokens_T,
                             std::span<const Segment> segments, const moe::Routing& inputs);
 
 // windows: int64 [B, L + 1]; tokens 0 to L - 1 predict tokens 1 to L. documents: as above, for tokens 0 to L
 // - 1. Values: "lm_loss", "lm_z_loss", and with experts those of add_router_losses.
-BatchLosses language_model_losses(const LanguageModel& model, const at::Tensor& windows,
+BatchLosses language_model_losses(const LanguageModel& model, const Tensor& windows,
                                   const moe::Routing& inputs, const config::LossConfig& weights,
-                                  const at::Tensor& documents = {});
+                                  const Tensor& documents = {});
 
 StepCosts language_model_costs(const config::ModelConfig& model, const CostInputs& inputs);
 

@@ -32,7 +32,7 @@ const TypeEntry& entry_of(config::ModelType type) {
 
 ParameterLookup looked_up(const std::vector<parameters::ParameterSpec>& specs,
                           const ParameterLookup& parameter) {
-  std::unordered_map<std::string, at::Tensor> tensors;
+  std::unordered_map<std::string, Tensor> tensors;
   for (const parameters::ParameterSpec& spec : specs) tensors.emplace(spec.name, parameter(spec.name));
   return [tensors = std::move(tensors)](const std::string& name) { return tensors.at(name); };
 }

@@ -8,7 +8,7 @@ moe::Routing solve_thresholds(const config::RunConfig& config, const std::vector
                               const at::Device& device, MeanExperts forward, const moe::Routing& routing) {
   const at::NoGradGuard no_grad;
   moe::Routing solved = routing;
-  const at::Tensor bias_LE = moe::centered_bias_of(routing.router.get());
+  const Tensor bias_LE = moe::centered_bias_of(routing.router.get());
   if (config::has_controller(config.routing.method) &&
       config.routing.scope == config::ThresholdScope::kLayer) {
     const auto router = std::make_shared<moe::SolvingRouter>(config, targets, device, routing.ranks, bias_LE);

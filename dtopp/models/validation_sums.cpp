@@ -30,7 +30,7 @@ void ValidationSums::add(int64_t batch, const Batch& data, const BatchLosses& lo
   activations_[place.source].add(losses.activations);
   if (model_.validation_groups.empty()) return;
   if (!losses.samples) throw std::invalid_argument("ValidationSums: the batch has no losses per sample");
-  const at::Tensor rows_BN = samples_SN_.narrow(0, place.row, place.size);
+  const Tensor rows_BN = samples_SN_.narrow(0, place.row, place.size);
   rows_BN.select(1, 0).copy_(data.tensor("group"));
   rows_BN.select(1, 1).copy_(losses.samples->loss_B);
   if (model_.num_routed_layers > 0)
@@ -38,15 +38,15 @@ void ValidationSums::add(int64_t batch, const Batch& data, const BatchLosses& lo
 }
 
 ValidationResult ValidationSums::result(distributed::Collectives& ranks) const {
-  std::vector<at::Tensor> parts = {losses_B_};
+  std::vector<Tensor> parts = {losses_B_};
   for (const moe::ActivationStatistics& of_source : activations_)
     parts.push_back(of_source.to_vector(num_experts_, losses_B_.device()));
   parts.push_back(samples_SN_.view({-1}));
-  const at::Tensor all = at::cat(parts);
+  const Tensor all = at::cat(parts);
   ranks.all_reduce_sum(all, "validation").wait();
   int64_t begin = 0;
   const auto next = [&](int64_t size) { return all.narrow(0, std::exchange(begin, begin + size), size); };
-  const at::Tensor losses_B = next(num_batches());
+  const Tensor losses_B = next(num_batches());
   ValidationResult result;
   result.loss = losses_B.sum().item<double>() / static_cast<double>(samples_);
   result.activations = moe::ActivationStatistics(model_.num_routed_layers);
@@ -80,12 +80,12 @@ std::optional<double> ValidationSums::mixture_loss(const std::vector<ValidationS
   return results.empty() ? std::nullopt : std::optional(loss);
 }
 
-std::vector<ValidationGroup> ValidationSums::groups(const at::Tensor& samples_SN) const {
+std::vector<ValidationGroup> ValidationSums::groups(const Tensor& samples_SN) const {
   std::vector<ValidationGroup> groups;
   for (size_t g = 0; g < model_.validation_groups.size(); ++g) {
-    const at::Tensor rows_SN = samples_SN.index({samples_SN.select(1, 0).eq(static_cast<double>(g))});
+    const Tensor rows_SN = samples_SN.index({samples_SN.select(1, 0).eq(static_cast<double>(g))});
     if (rows_SN.size(0) == 0) continue;
-    const at::Tensor mean_N = rows_SN.mean(0);
+    const Tensor mean_N = rows_SN.mean(0);
     ValidationGroup group{model_.validation_groups[g], mean_N[1].item<double>(), {}};
     for (int64_t layer = 0; layer < model_.num_routed_layers; ++layer)
       group.active_experts_L.push_back(mean_N[kGroupAndLoss + layer].item<double>() /

@@ -41,7 +41,7 @@ class ValidationSums {
   ValidationSums(const Model& model, int64_t num_experts, std::vector<HeldOutSource> sources,
                  int64_t batch_size, const at::Device& device);
 
-  int64_t num_batches() const { return static_cast<int64_t>(batches_.size()); }
+  int64_t num_batches() const { return std::ssize(batches_); }
   // Batch b contains size_of(b) samples from first_sample(b) of the held-out order on.
   uint64_t first_sample(int64_t batch) const { return batches_.at(batch).first; }
   int64_t size_of(int64_t batch) const { return batches_.at(batch).size; }
@@ -63,14 +63,14 @@ class ValidationSums {
   };
 
   std::optional<double> mixture_loss(const std::vector<ValidationSource>& results) const;
-  std::vector<ValidationGroup> groups(const at::Tensor& samples_SN) const;
+  std::vector<ValidationGroup> groups(const Tensor& samples_SN) const;
 
   const Model& model_;
   int64_t num_experts_, samples_ = 0;
   std::vector<HeldOutSource> sources_;
   std::vector<BatchPlace> batches_;
-  at::Tensor losses_B_;    // f64, per batch: loss times number of samples
-  at::Tensor samples_SN_;  // f64, per sample: group, loss and pairs per layer; [0, N] without groups
+  Tensor losses_B_;    // f64, per batch: loss times number of samples
+  Tensor samples_SN_;  // f64, per sample: group, loss and pairs per layer; [0, N] without groups
   std::vector<moe::ActivationStatistics> activations_;  // per source
 };
 

@@ -18,8 +18,8 @@ double deviation_of(int64_t sum, int64_t squares, int64_t count) {
 struct Moments {
   int64_t tokens = 0, sum = 0, squares = 0;
 
-  void add(const at::Tensor& histogram) {
-    const at::Tensor host = histogram.cpu().contiguous();
+  void add(const Tensor& histogram) {
+    const Tensor host = histogram.cpu().contiguous();
     const auto* count = host.const_data_ptr<int64_t>();
     for (int64_t n = 0; n < host.numel(); ++n) {
       tokens += count[n];
@@ -32,10 +32,10 @@ struct Moments {
 };
 
 // The sums of n and n² over tokens (token_sums). Sums of signs are whole numbers that f32 represents exactly.
-at::Tensor sums_of_tokens(std::span<const ops::RouteOutput> layers) {
-  at::Tensor used_T;
+Tensor sums_of_tokens(std::span<const ops::RouteOutput> layers) {
+  Tensor used_T;
   for (const ops::RouteOutput& routing : layers) {
-    const at::Tensor of_layer_T = routing.gates_TE.detach().sign().sum(1).to(at::kLong);
+    const Tensor of_layer_T = routing.gates_TE.detach().sign().sum(1).to(at::kLong);
     used_T = used_T.defined() ? used_T + of_layer_T : of_layer_T;
   }
   return at::stack({used_T.sum(), used_T.square().sum()});
@@ -45,22 +45,22 @@ constexpr double kMostOff = 0.5;  // relative to T
 
 }  // namespace
 
-ActivationStatistics::ActivationStatistics(at::Tensor counts_LE, at::Tensor histogram_LN,
-                                           at::Tensor token_sums_2, int64_t tokens)
+ActivationStatistics::ActivationStatistics(Tensor counts_LE, Tensor histogram_LN, Tensor token_sums_2,
+                                           int64_t tokens)
     : num_layers_(counts_LE.size(0)),
       tokens_(tokens),
       counts_LE_(std::move(counts_LE)),
       histogram_LN_(std::move(histogram_LN)),
       token_sums_2_(std::move(token_sums_2)) {}
 
-at::Tensor ActivationStatistics::to_vector(int64_t num_experts, const at::Device& device) const {
+Tensor ActivationStatistics::to_vector(int64_t num_experts, const at::Device& device) const {
   if (!counts_LE_.defined())
     return at::zeros({vector_size(num_layers_, num_experts)}, at::device(device).dtype(at::kDouble));
-  const auto list = [](const at::Tensor& counts) { return counts.to(at::kDouble).view({-1}); };
+  const auto list = [](const Tensor& counts) { return counts.to(at::kDouble).view({-1}); };
   return at::cat({list(token_sums_2_), list(counts_LE_), list(histogram_LN_)});
 }
 
-ActivationStatistics ActivationStatistics::from_vector(const at::Tensor& values, int64_t num_layers,
+ActivationStatistics ActivationStatistics::from_vector(const Tensor& values, int64_t num_layers,
                                                        int64_t num_experts, int64_t tokens) {
   if (num_layers == 0) return ActivationStatistics();
   const int64_t counts = num_layers * num_experts;
@@ -72,7 +72,7 @@ ActivationStatistics ActivationStatistics::from_vector(const at::Tensor& values,
 
 void ActivationStatistics::add(std::span<const ops::RouteOutput> layers) {
   if (layers.empty()) return;
-  std::vector<at::Tensor> counts, histograms;
+  std::vector<Tensor> counts, histograms;
   for (const ops::RouteOutput& routing : layers) {
     counts.push_back(routing.tokens_per_expert_E);
     histograms.push_back(routing.active_histogram);
@@ -91,7 +91,7 @@ void ActivationStatistics::add(const ActivationStatistics& other) {
 
 std::vector<double> ActivationStatistics::layer_means() const {
   if (!counts_LE_.defined() || tokens_ == 0) return {};
-  const at::Tensor mean_L = num_assignments().cpu().to(at::kDouble) / static_cast<double>(tokens_);
+  const Tensor mean_L = num_assignments().cpu().to(at::kDouble) / static_cast<double>(tokens_);
   const auto* means = mean_L.const_data_ptr<double>();
   return {means, means + mean_L.numel()};
 }
@@ -100,7 +100,7 @@ ActivationSummary ActivationStatistics::summary(int64_t layer) const {
   if (!counts_LE_.defined()) return {};
   Moments moments;
   moments.add(histogram_LN_[layer]);
-  const at::Tensor counts_E = counts_LE_[layer].cpu();
+  const Tensor counts_E = counts_LE_[layer].cpu();
   const double mean_count = counts_E.to(at::kDouble).mean().item<double>();
   return {moments.mean(), moments.deviation(),
           mean_count == 0 ? 0.0 : counts_E.max().item<double>() / mean_count,
@@ -124,7 +124,7 @@ ActivationSummary ActivationStatistics::summary() const {
 
 double ActivationStatistics::token_mean_deviation() const {
   if (!token_sums_2_.defined()) return 0.0;
-  const at::Tensor sums = token_sums_2_.cpu();
+  const Tensor sums = token_sums_2_.cpu();
   const auto* of = sums.const_data_ptr<int64_t>();
   return deviation_of(of[0], of[1], tokens_) / static_cast<double>(num_layers_);
 }

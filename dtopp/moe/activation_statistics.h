@@ -24,15 +24,14 @@ class ActivationStatistics {
  public:
   explicit ActivationStatistics(int64_t num_layers = 0) : num_layers_(num_layers) {}
   // Takes existing counts; see tokens_per_expert, histogram, token_sums and tokens for their shapes.
-  ActivationStatistics(at::Tensor counts_LE, at::Tensor histogram_LN, at::Tensor token_sums_2,
-                       int64_t tokens);
+  ActivationStatistics(Tensor counts_LE, Tensor histogram_LN, Tensor token_sums_2, int64_t tokens);
 
   // All counts as one f64 vector, which ranks can add up; whole numbers, exact below 2^53. It is zero before
   // the first add. `num_experts` is the number of experts per layer.
   //
   // Shapes:        [vector_size(...)]
-  at::Tensor to_vector(int64_t num_experts, const at::Device& device) const;
-  static ActivationStatistics from_vector(const at::Tensor& values, int64_t num_layers, int64_t num_experts,
+  Tensor to_vector(int64_t num_experts, const at::Device& device) const;
+  static ActivationStatistics from_vector(const Tensor& values, int64_t num_layers, int64_t num_experts,
                                           int64_t tokens);
   static int64_t vector_size(int64_t num_layers, int64_t num_experts) {
     return num_layers == 0 ? 0 : kTokenSums + num_layers * (num_experts + num_experts + 1);
@@ -45,15 +44,15 @@ class ActivationStatistics {
   int64_t num_layers() const { return num_layers_; }
   int64_t tokens() const { return tokens_; }  // tokens that each layer has routed
   // int64 [L, E], since construction; undefined before the first add.
-  const at::Tensor& tokens_per_expert() const { return counts_LE_; }
+  const Tensor& tokens_per_expert() const { return counts_LE_; }
   // int64 [L, E + 1]: entry n counts the tokens with n active experts; undefined before the first add.
-  const at::Tensor& histogram() const { return histogram_LN_; }
+  const Tensor& histogram() const { return histogram_LN_; }
   // int64 [2]: the sums over tokens of n and n², where n is the number of experts that a token uses in all
   // layers together; undefined before the first add. An expert counts if its gate is not 0; a gate may
   // underflow to 0.
-  const at::Tensor& token_sums() const { return token_sums_2_; }
+  const Tensor& token_sums() const { return token_sums_2_; }
   // int64 [L]: token-expert pairs per layer. Requires an earlier add.
-  at::Tensor num_assignments() const { return counts_LE_.sum(1); }
+  Tensor num_assignments() const { return counts_LE_.sum(1); }
   // Active experts per token, by layer; empty before the first add.
   std::vector<double> layer_means() const;
   ActivationSummary summary(int64_t layer) const;
@@ -68,7 +67,7 @@ class ActivationStatistics {
 
   int64_t num_layers_;
   int64_t tokens_ = 0;
-  at::Tensor counts_LE_, histogram_LN_, token_sums_2_;
+  Tensor counts_LE_, histogram_LN_, token_sums_2_;
 };
 
 // Checks whether the threshold controller meets its target.

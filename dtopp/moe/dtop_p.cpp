@@ -31,7 +31,7 @@ constexpr double kMadeUpFor = 0.5;
 constexpr double kMostMadeUpFor = 0.1;  // relative to T: the limit of one correction
 
 // Divisors are tensors: a device multiplies by the reciprocal of a scalar, which rounds differently.
-at::Tensor number(double value, const at::Tensor& like) { return at::full({}, value, like.options()); }
+Tensor number(double value, const Tensor& like) { return at::full({}, value, like.options()); }
 
 class DTopPRouter final : public Router {
  public:
@@ -46,14 +46,14 @@ class DTopPRouter final : public Router {
 
   ops::RouteOutput select(const RouterInput& input) override {
     ops::RouteOutput output = route_by(input, /*top_k=*/0, controller_.threshold(input.layer),
-                                       bias_ ? bias_->of_layer(input.layer) : at::Tensor());
+                                       bias_ ? bias_->of_layer(input.layer) : Tensor());
     if (!input.training) return output;
     output.statistics = ops::cumulative_prob_histogram(input.logits_TE.detach(), input.scale.detach(),
                                                        enum_name(config().normalization),
                                                        config().max_experts, stride_, zero_experts_);
     if (bias_) output.statistics = at::cat({output.statistics, output.mass});
     if (bias_ && bias_->statistics_size() > 0) {
-      const at::Tensor s_SE =
+      const Tensor s_SE =
           softmax_inputs({input.layer, bias_->sampled(input.logits_TE.detach()), input.scale.detach()},
                          config().normalization);
       output.statistics =
@@ -61,7 +61,7 @@ class DTopPRouter final : public Router {
                    bias_->statistics(input.layer, s_SE, bias_->sampled(output.gates_TE.detach()).ne(0))});
     }
     if (zero_experts_ > 0) {
-      const at::Tensor zero_Z = output.tokens_per_expert_E.narrow(0, num_experts(), zero_experts_);
+      const Tensor zero_Z = output.tokens_per_expert_E.narrow(0, num_experts(), zero_experts_);
       output.statistics = at::cat({output.statistics, zero_Z.sum().view({1})});
     }
     return output;
@@ -82,10 +82,10 @@ class DTopPRouter final : public Router {
             ops::kCumulativeProbBins + (zero_experts_ > 0 ? 1 : 0) + (bias_ ? 2 : 0) + of_bias};
   }
 
-  void update(const StepCounts& counts, const at::Tensor& applied) override {
+  void update(const StepCounts& counts, const Tensor& applied) override {
     Router::update(counts, applied);
     used_threshold_C_ = controller_.thresholds();
-    at::Tensor statistics_CS = counts.statistics;
+    Tensor statistics_CS = counts.statistics;
     if (bias_) {
       const int64_t of_bias = bias_->statistics_size(), others = statistics_CS.size(1) - of_bias;
       if (moves_biases()) bias_->update(counts, statistics_CS.narrow(1, others, of_bias), applied);
@@ -93,8 +93,8 @@ class DTopPRouter final : public Router {
       if (of_bias > 0 && !controller_.per_layer()) statistics_CS = statistics_CS.sum(0, /*keepdim=*/true);
     }
     // Without the layers that route by token id.
-    const at::Tensor taken_L = counts.tokens_per_expert_LE.sum(1).slice(0, config().hash_layers);
-    const at::Tensor histogram_CM = statistics_CS.narrow(1, 0, ops::kCumulativeProbBins);
+    const Tensor taken_L = counts.tokens_per_expert_LE.sum(1).slice(0, config().hash_layers);
+    const Tensor histogram_CM = statistics_CS.narrow(1, 0, ops::kCumulativeProbBins);
     controller_.update({taken_L, counts.tokens, histogram_CM, stride_}, applied);
     if (bias_) {
       const int64_t tokens = counts.tokens * (controller_.per_layer() ? 1 : taken_L.numel());
@@ -102,7 +102,7 @@ class DTopPRouter final : public Router {
                  (ops::kMassPerUnit / static_cast<double>(std::max<int64_t>(tokens, 1)));
     }
     if (zero_experts_ == 0) return;
-    const at::Tensor zero_C = statistics_CS.select(1, ops::kCumulativeProbBins).to(at::kDouble);
+    const Tensor zero_C = statistics_CS.select(1, ops::kCumulativeProbBins).to(at::kDouble);
     zero_share_C_ = zero_C / (zero_C + (controller_.per_layer() ? taken_L : taken_L.sum()));
   }
 
@@ -132,10 +132,10 @@ class DTopPRouter final : public Router {
  private:
   ThresholdController controller_;
   int64_t zero_experts_;
-  int64_t stride_;               // of the tokens whose cumulative probabilities are counted
-  at::Tensor used_threshold_C_;  // by the last step, or else by the next
-  at::Tensor zero_share_C_;      // zero experts / all that tokens took in the last step; undefined without
-  at::Tensor mass_C2_;           // of the last step, with and without the bias; undefined without
+  int64_t stride_;           // of the tokens whose cumulative probabilities are counted
+  Tensor used_threshold_C_;  // by the last step, or else by the next
+  Tensor zero_share_C_;      // zero experts / all that tokens took in the last step; undefined without
+  Tensor mass_C2_;           // of the last step, with and without the bias; undefined without
   std::optional<ExpertBias> bias_;
 };
 
@@ -158,7 +158,7 @@ ThresholdController::ThresholdController(const config::RoutingConfig& config, in
 void ThresholdController::set_targets(const std::vector<double>& experts,
                                       const std::vector<double>& next_experts) {
   const auto on_device = [&](const std::vector<double>& targets) {
-    const at::Tensor target_C = at::tensor(targets, at::kDouble);
+    const Tensor target_C = at::tensor(targets, at::kDouble);
     return ops::to_device(target_C.expand(threshold_C_.sizes()).contiguous(), threshold_C_.device());
   };
   target_C_ = on_device(experts);
@@ -171,34 +171,34 @@ void ThresholdController::start_at(const std::vector<double>& thresholds) {
     error_sum_C_ = (threshold_C_ - config_.threshold) / number(config_.ki, threshold_C_);
 }
 
-void ThresholdController::update(const RoutedStep& step, const at::Tensor& applied) {
+void ThresholdController::update(const RoutedStep& step, const Tensor& applied) {
   if (step.tokens == 0) return;
-  const at::Tensor num_assignments_C =
+  const Tensor num_assignments_C =
       per_layer() ? step.num_assignments_L : step.num_assignments_L.sum().view({1});
   const int64_t tokens = per_layer() ? step.tokens : step.tokens * step.num_assignments_L.numel();
-  const at::Tensor active_C =
+  const Tensor active_C =
       num_assignments_C.to(at::kDouble) / number(static_cast<double>(tokens), threshold_C_);
-  const at::Tensor error_C = (target_C_ - active_C) / num_experts_;
+  const Tensor error_C = (target_C_ - active_C) / num_experts_;
   const bool solves = config_.controller == config::Controller::kSolve;
   Next next;
   if (step.prob_histogram_CM.defined()) {
     const ActiveExpertCurve curve(step.prob_histogram_CM, edges_);
-    const at::Tensor below_C = curve.below(threshold_C_);
+    const Tensor below_C = curve.below(threshold_C_);
     const double sampled = static_cast<double>(tokens) / static_cast<double>(step.histogram_stride);
     // p at which a token has the given number of experts. The curve is shifted so that at the step's p it has
     // the count of all tokens.
-    const auto threshold_for = [&](const at::Tensor& experts_C) {
+    const auto threshold_for = [&](const Tensor& experts_C) {
       return curve.threshold(below_C + (experts_C - active_C) * sampled);
     };
     solved_C_ = threshold_for(target_C_);
     if (solves) {
-      const auto limited = [&](const at::Tensor& sum_C, double share) {
-        const at::Tensor most_C = target_C_ / num_experts_ * share;
+      const auto limited = [&](const Tensor& sum_C, double share) {
+        const Tensor most_C = target_C_ / num_experts_ * share;
         return at::maximum(at::minimum(sum_C, most_C), -most_C);
       };
       // Exclude the step that used p_0: the user chose it.
       next.error_sum_C = limited(error_sum_C_ + error_C * steps_.gt(0), kMostOwed);
-      const at::Tensor now_C = limited(next.error_sum_C * kMadeUpFor, kMostMadeUpFor);
+      const Tensor now_C = limited(next.error_sum_C * kMadeUpFor, kMostMadeUpFor);
       next.threshold_C = threshold_for(next_target_C_ + now_C * num_experts_);
     }
   } else if (solves) {
@@ -211,13 +211,13 @@ void ThresholdController::update(const RoutedStep& step, const at::Tensor& appli
   steps_ = steps_ + applied.to(at::kLong);
 }
 
-ThresholdController::Next ThresholdController::paper_law(const at::Tensor& error_C) const {
+ThresholdController::Next ThresholdController::paper_law(const Tensor& error_C) const {
   Next next{{}, error_sum_C_ + error_C};
-  const at::Tensor p_C = error_C * config_.kp + config_.threshold + next.error_sum_C * config_.ki;
+  const Tensor p_C = error_C * config_.kp + config_.threshold + next.error_sum_C * config_.ki;
   if (config_.anti_windup) {
-    const at::Tensor winds_up_C = p_C.gt(kMaxThreshold)
-                                      .logical_and_(error_C.gt(0))
-                                      .logical_or_(p_C.lt(kMinThreshold).logical_and_(error_C.lt(0)));
+    const Tensor winds_up_C = p_C.gt(kMaxThreshold)
+                                  .logical_and_(error_C.gt(0))
+                                  .logical_or_(p_C.lt(kMinThreshold).logical_and_(error_C.lt(0)));
     next.error_sum_C = at::where(winds_up_C, error_sum_C_, next.error_sum_C);
   }
   next.threshold_C = p_C.clamp(kMinThreshold, kMaxThreshold);

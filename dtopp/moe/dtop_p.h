@@ -33,11 +33,11 @@ namespace dtopp::moe {
 
 // The counts of an optimizer step.
 struct RoutedStep {
-  at::Tensor num_assignments_L;  // token-expert pairs per layer, whole numbers of any type
-  int64_t tokens = 0;            // tokens per layer
+  Tensor num_assignments_L;  // token-expert pairs per layer, whole numbers of any type
+  int64_t tokens = 0;        // tokens per layer
   // Cumulative-probability histogram per controller, whole numbers (ops/route/route.h). It may be
   // undefined if the controller is pi.
-  at::Tensor prob_histogram_CM{};
+  Tensor prob_histogram_CM{};
   int64_t histogram_stride = 1;  // the sampling stride of those counts
 };
 
@@ -48,14 +48,14 @@ class ThresholdController {
                       const at::Device& device = at::kCPU);
 
   // p of a layer for the next step, f64 [].
-  at::Tensor threshold(int64_t layer) const { return threshold_C_[per_layer() ? layer : 0]; }
+  Tensor threshold(int64_t layer) const { return threshold_C_[per_layer() ? layer : 0]; }
 
   // Sets p before the first step, per controller. The law pi moves it from there: sum_e begins at
   // (p - p_0) / K_i, so that a step without error leaves p. Requires K_i > 0 with pi.
   void start_at(const std::vector<double>& thresholds);
 
   // Updates the state after one optimizer step. Does nothing if `applied` (bool []) is false.
-  void update(const RoutedStep& step, const at::Tensor& applied);
+  void update(const RoutedStep& step, const Tensor& applied);
 
   // The targets of the step that is updated next, and of the step after it: both in the form of
   // RoutingConfig::experts. The error is that of the first; solve aims at the second.
@@ -63,10 +63,10 @@ class ThresholdController {
 
   bool per_layer() const { return config_.scope == config::ThresholdScope::kLayer; }
   // f64, one value or one per layer. Never modified in place.
-  const at::Tensor& thresholds() const { return threshold_C_; }
+  const Tensor& thresholds() const { return threshold_C_; }
   // f64, likewise: the p at which the last step's tokens would have met T; NaN before a step with cumulative
   // probabilities.
-  const at::Tensor& solved() const { return solved_C_; }
+  const Tensor& solved() const { return solved_C_; }
   // Appends the tensors that a run needs to resume. "steps" is the number of applied updates.
   void list_state(ops::StateTensors& list) {
     list.emplace_back("threshold_C", &threshold_C_);
@@ -77,15 +77,15 @@ class ThresholdController {
  private:
   // p of the next step, and sum_e after this one.
   struct Next {
-    at::Tensor threshold_C, error_sum_C;
+    Tensor threshold_C, error_sum_C;
   };
-  Next paper_law(const at::Tensor& error_C) const;
+  Next paper_law(const Tensor& error_C) const;
 
   config::RoutingConfig config_;
-  at::Tensor num_experts_, target_C_, next_target_C_;  // f64
-  at::Tensor edges_;                                   // of the histogram's bins
-  at::Tensor threshold_C_, error_sum_C_, solved_C_;    // f64, per controller: one, or one per layer
-  at::Tensor steps_;                                   // int64 []
+  Tensor num_experts_, target_C_, next_target_C_;  // f64
+  Tensor edges_;                                   // of the histogram's bins
+  Tensor threshold_C_, error_sum_C_, solved_C_;    // f64, per controller: one, or one per layer
+  Tensor steps_;                                   // int64 []
 };
 
 }  // namespace dtopp::moe

@@ -7,7 +7,7 @@
 namespace dtopp::moe {
 namespace {
 
-at::Tensor centered(const at::Tensor& bias_LE) {
+Tensor centered(const Tensor& bias_LE) {
   return (bias_LE - bias_LE.mean({1}, /*keepdim=*/true)).to(at::kFloat);
 }
 
@@ -26,53 +26,51 @@ ExpertBias::ExpertBias(const config::RunConfig& config, const at::Device& device
   loaded();
 }
 
-at::Tensor ExpertBias::statistics(int64_t layer, const at::Tensor& score_SE,
-                                  const at::Tensor& selected_SE) const {
-  const at::Tensor sum_SE = score_SE + of_layer(layer);
-  const at::Tensor infinite = at::full({}, std::numeric_limits<float>::infinity(), sum_SE.options());
-  const at::Tensor lowest_in_S1 = at::where(selected_SE, sum_SE, infinite).amin({1}, /*keepdim=*/true);
-  const at::Tensor highest_out_S1 = at::where(selected_SE, -infinite, sum_SE).amax({1}, /*keepdim=*/true);
+Tensor ExpertBias::statistics(int64_t layer, const Tensor& score_SE, const Tensor& selected_SE) const {
+  const Tensor sum_SE = score_SE + of_layer(layer);
+  const Tensor infinite = at::full({}, std::numeric_limits<float>::infinity(), sum_SE.options());
+  const Tensor lowest_in_S1 = at::where(selected_SE, sum_SE, infinite).amin({1}, /*keepdim=*/true);
+  const Tensor highest_out_S1 = at::where(selected_SE, -infinite, sum_SE).amax({1}, /*keepdim=*/true);
   // If a token gave up a selected expert, it would select the highest of the others instead.
-  const at::Tensor needed_SE = at::where(selected_SE, highest_out_S1, lowest_in_S1) - score_SE;
-  const at::Tensor bin_SE = (at::nan_to_num(needed_SE) + most_)
-                                .mul(static_cast<double>(kBins) / (2 * most_))
-                                .clamp(0, kBins - 1)
-                                .to(at::kLong);
+  const Tensor needed_SE = at::where(selected_SE, highest_out_S1, lowest_in_S1) - score_SE;
+  const Tensor bin_SE = (at::nan_to_num(needed_SE) + most_)
+                            .mul(static_cast<double>(kBins) / (2 * most_))
+                            .clamp(0, kBins - 1)
+                            .to(at::kLong);
   const auto whole = bin_SE.options();
-  const at::Tensor index_SE = bin_SE + at::arange(bin_SE.size(1), whole) * kBins;
+  const Tensor index_SE = bin_SE + at::arange(bin_SE.size(1), whole) * kBins;
   return at::zeros({statistics_size()}, whole)
       .index_add(0, index_SE.flatten(), at::ones({index_SE.numel()}, whole));
 }
 
-at::Tensor ExpertBias::quantile_LE(const StepCounts& counts, const at::Tensor& statistics_LS) const {
-  const at::Tensor& c_LE = counts.tokens_per_expert_LE;
-  const at::Tensor counts_LEB = statistics_LS.view({c_LE.size(0), c_LE.size(1), kBins}).to(at::kDouble);
-  const at::Tensor below_LEB = counts_LEB.cumsum(2);
-  const at::Tensor share_L11 =
+Tensor ExpertBias::quantile_LE(const StepCounts& counts, const Tensor& statistics_LS) const {
+  const Tensor& c_LE = counts.tokens_per_expert_LE;
+  const Tensor counts_LEB = statistics_LS.view({c_LE.size(0), c_LE.size(1), kBins}).to(at::kDouble);
+  const Tensor below_LEB = counts_LEB.cumsum(2);
+  const Tensor share_L11 =
       (c_LE.sum(1).to(at::kDouble) / static_cast<double>(c_LE.size(1) * std::max<int64_t>(counts.tokens, 1)))
           .view({-1, 1, 1});
-  const at::Tensor wanted_LE1 = share_L11 * below_LEB.narrow(2, kBins - 1, 1);
-  const at::Tensor bin_LE1 = below_LEB.lt(wanted_LE1).sum({2}, /*keepdim=*/true).clamp_max(kBins - 1);
-  const at::Tensor count_LE1 = counts_LEB.gather(2, bin_LE1);
-  const at::Tensor before_LE1 = below_LEB.gather(2, bin_LE1) - count_LE1;
-  const at::Tensor part_LE1 = (wanted_LE1 - before_LE1) / count_LE1.clamp_min(1);
-  const at::Tensor bias_LE = ((bin_LE1 + part_LE1) * (2 * most_ / kBins) - most_).squeeze(2);
+  const Tensor wanted_LE1 = share_L11 * below_LEB.narrow(2, kBins - 1, 1);
+  const Tensor bin_LE1 = below_LEB.lt(wanted_LE1).sum({2}, /*keepdim=*/true).clamp_max(kBins - 1);
+  const Tensor count_LE1 = counts_LEB.gather(2, bin_LE1);
+  const Tensor before_LE1 = below_LEB.gather(2, bin_LE1) - count_LE1;
+  const Tensor part_LE1 = (wanted_LE1 - before_LE1) / count_LE1.clamp_min(1);
+  const Tensor bias_LE = ((bin_LE1 + part_LE1) * (2 * most_ / kBins) - most_).squeeze(2);
   return bias_LE - bias_LE.mean({1}, /*keepdim=*/true);
 }
 
-void ExpertBias::update(const StepCounts& counts, const at::Tensor& statistics_LS,
-                        const at::Tensor& applied) {
+void ExpertBias::update(const StepCounts& counts, const Tensor& statistics_LS, const Tensor& applied) {
   if (by_quantile_) {
     bias_LE_ = at::where(applied, quantile_LE(counts, statistics_LS), bias_LE_);
     return loaded();
   }
   // In whole numbers: sign(mean - c) = sign(sum - E c).
-  const at::Tensor& c_LE = counts.tokens_per_expert_LE;
-  const at::Tensor sign_LE = (c_LE.sum(1, /*keepdim=*/true) - c_LE * c_LE.size(1)).sign().to(at::kDouble);
+  const Tensor& c_LE = counts.tokens_per_expert_LE;
+  const Tensor sign_LE = (c_LE.sum(1, /*keepdim=*/true) - c_LE * c_LE.size(1)).sign().to(at::kDouble);
   add(sign_LE, applied);
 }
 
-void ExpertBias::add(const at::Tensor& error_LE, const at::Tensor& applied) {
+void ExpertBias::add(const Tensor& error_LE, const Tensor& applied) {
   bias_LE_ = at::where(applied, bias_LE_ + error_LE * rate_, bias_LE_);
   loaded();
 }
@@ -83,7 +81,7 @@ ops::NamedTensors ExpertBias::metrics() const {
   return {{"bias_spread", std::get<0>(bias_LE_.max(1)) - std::get<0>(bias_LE_.min(1))}};
 }
 
-at::Tensor centered_bias_of(const Router* router) {
+Tensor centered_bias_of(const Router* router) {
   if (router == nullptr) return {};
   for (const auto& [name, value] : router->state())
     if (name == "bias_LE") return centered(value);

@@ -28,23 +28,23 @@ class ExpertBias {
   ExpertBias(const config::RunConfig& config, const at::Device& device);
 
   // The biases of a layer minus their mean, which changes no selection. f32 [E].
-  at::Tensor of_layer(int64_t layer) const { return centered_LE_[layer]; }
-  const at::Tensor& bias_LE() const { return bias_LE_; }  // f64
+  Tensor of_layer(int64_t layer) const { return centered_LE_[layer]; }
+  const Tensor& bias_LE() const { return bias_LE_; }  // f64
 
   // The number of a layer's statistics that update() needs: 0 with sign.
   int64_t statistics_size() const { return by_quantile_ ? centered_LE_.size(1) * kBins : 0; }
   // The rows of the S tokens that are in the statistics.
-  at::Tensor sampled(const at::Tensor& of_TE) const { return of_TE.slice(0, 0, std::nullopt, stride_); }
+  Tensor sampled(const Tensor& of_TE) const { return of_TE.slice(0, 0, std::nullopt, stride_); }
   // The statistics of a layer and micro-batch with quantile, int64 [statistics_size()].
   //
   // Shapes:      score_SE f32, to which the bias is added; selected_SE bool
-  at::Tensor statistics(int64_t layer, const at::Tensor& score_SE, const at::Tensor& selected_SE) const;
+  Tensor statistics(int64_t layer, const Tensor& score_SE, const Tensor& selected_SE) const;
 
   // Moves the biases after an optimizer step. statistics_LS: whole numbers [L, statistics_size()]. Changes
   // nothing if `applied`, bool [], is false.
-  void update(const StepCounts& counts, const at::Tensor& statistics_LS, const at::Tensor& applied);
+  void update(const StepCounts& counts, const Tensor& statistics_LS, const Tensor& applied);
   // Moves the biases by rate * error, for a router with another rule. As update() if `applied` is false.
-  void add(const at::Tensor& error_LE, const at::Tensor& applied);
+  void add(const Tensor& error_LE, const Tensor& applied);
 
   // Appends the tensor that a run needs to resume. Call loaded() after it was replaced.
   void list_state(ops::StateTensors& list) { list.emplace_back("bias_LE", &bias_LE_); }
@@ -53,17 +53,17 @@ class ExpertBias {
   ops::NamedTensors metrics() const;
 
  private:
-  at::Tensor quantile_LE(const StepCounts& counts, const at::Tensor& statistics_LS) const;
+  Tensor quantile_LE(const StepCounts& counts, const Tensor& statistics_LS) const;
 
   double rate_;
   bool by_quantile_;
-  double most_;             // a histogram covers biases from -most_ to most_
-  int64_t stride_;          // of the tokens of the histogram
-  at::Tensor bias_LE_;      // f64
-  at::Tensor centered_LE_;  // f32
+  double most_;         // a histogram covers biases from -most_ to most_
+  int64_t stride_;      // of the tokens of the histogram
+  Tensor bias_LE_;      // f64
+  Tensor centered_LE_;  // f32
 };
 
 // The biases minus their mean per layer, f32 [L, E], of a router whose state has biases; else undefined.
-at::Tensor centered_bias_of(const Router* router);
+Tensor centered_bias_of(const Router* router);
 
 }  // namespace dtopp::moe

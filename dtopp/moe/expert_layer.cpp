@@ -18,7 +18,7 @@ void remove_zero_experts(const RouterInput& input, config::Normalization normali
       output.gates_TE.narrow(1, num_experts, output.gates_TE.size(1) - num_experts).sum(1, /*keepdim=*/true);
   output.gates_TE = output.gates_TE.narrow(1, 0, num_experts).contiguous();
   ops::set_counts(output.gates_TE.detach().ne(0), output);
-  const at::Tensor s_TE = softmax_inputs(input, normalization).narrow(1, 0, num_experts);
+  const Tensor s_TE = softmax_inputs(input, normalization).narrow(1, 0, num_experts);
   const auto tokens = static_cast<double>(std::max<int64_t>(s_TE.size(0), 1));
   output.mean_prob_E = at::softmax(s_TE, -1).sum(0) * (1 / tokens);
 }
@@ -31,7 +31,7 @@ Routing routing_by(const std::shared_ptr<Router>& router) {
   return routing;
 }
 
-ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
+ops::RouteOutput route_tokens(const Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
                               const Routing& routing) {
   RECORD_USER_SCOPE("router");
   if (!weights.router_ED.defined())
@@ -39,11 +39,11 @@ ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& 
   ExpertNormalization::Folded router{weights.router_ED, {}};
   if (routing.expert_normalization) router = routing.expert_normalization->fold(layer, weights.router_ED);
   // Everything after the logits is fp32, independent of the type of x.
-  at::Tensor logits_TE = routing.token_by_token
-                             ? ops::linear_by_row(x_TD.to(router.weight_CD.scalar_type()), router.weight_CD)
-                             : ops::router_linear(x_TD, router.weight_CD);
+  Tensor logits_TE = routing.token_by_token
+                         ? ops::linear_by_row(x_TD.to(router.weight_CD.scalar_type()), router.weight_CD)
+                         : ops::router_linear(x_TD, router.weight_CD);
   if (router.offset_C.defined()) logits_TE = logits_TE - router.offset_C;
-  const at::Tensor scale =
+  const Tensor scale =
       weights.router_scale.defined() ? weights.router_scale : at::ones({}, weights.router_ED.options());
   const RouterInput input = {layer, logits_TE, scale, routing.training, routing.ids_T};
   ops::RouteOutput output = routing.counts_T.defined()
@@ -59,11 +59,11 @@ ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& 
   return output;
 }
 
-ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
+ExpertLayerOutput expert_layer(const Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
                                const Routing& routing) {
   ExpertLayerOutput output;
   output.routing = route_tokens(x_TD, weights, layer, routing);
-  const at::Tensor& gates_TE = output.routing.gates_TE;
+  const Tensor& gates_TE = output.routing.gates_TE;
   const bool recompute = routing.recompute != config::Recompute::kNone;
   if (routing.experts)
     output.y_TD =
@@ -78,7 +78,7 @@ ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights&
   return output;
 }
 
-at::Tensor load_balance_loss(const ops::RouteOutput& routing, const at::Tensor& share_E) {
+Tensor load_balance_loss(const ops::RouteOutput& routing, const Tensor& share_E) {
   return (share_E * routing.mean_prob_E).sum() * static_cast<double>(share_E.numel());
 }
 

@@ -10,16 +10,16 @@
 namespace dtopp::moe {
 
 struct ExpertLayerWeights {
-  at::Tensor router_ED;       // with rows for zero experts after those of the E experts; f32 in every compute
+  Tensor router_ED;           // with rows for zero experts after those of the E experts; f32 in every compute
                               // precision; undefined for a layer that routes by token id
-  at::Tensor router_scale;    // theta, f32 []; undefined unless normalization is dynamic
-  at::Tensor gate_up_EGD;     // the experts that Routing::experts computes with: all, or this rank's
-  at::Tensor down_EDF;        // likewise
+  Tensor router_scale;        // theta, f32 []; undefined unless normalization is dynamic
+  Tensor gate_up_EGD;         // the experts that Routing::experts computes with: all, or this rank's
+  Tensor down_EDF;            // likewise
   bool copies_input = false;  // zero experts return x (model.zero_kind)
 };
 
 struct ExpertLayerOutput {
-  at::Tensor y_TD;  // the experts' outputs weighted by the gates, without the residual
+  Tensor y_TD;  // the experts' outputs weighted by the gates, without the residual
   ops::RouteOutput routing;
 };
 
@@ -33,10 +33,10 @@ struct Routing {
   distributed::Collectives* ranks = nullptr;
   // The activations that the backward pass computes again.
   config::Recompute recompute = config::Recompute::kNone;
-  at::Tensor ids_T{};  // int64: the ids of the pass's tokens; a language model sets it
+  Tensor ids_T{};  // int64: the ids of the pass's tokens; a language model sets it
   // int64 [T]: how many of its likeliest experts each token uses, instead of the router's selection;
   // undefined: the router selects.
-  at::Tensor counts_T = {};
+  Tensor counts_T = {};
   // Normalizes the logits before the router gets them; null: nothing does.
   std::shared_ptr<const ExpertNormalization> expert_normalization = {};
   // On a CPU (in bf16: without AMX), a token has the same bits whatever the other tokens are. Without
@@ -50,7 +50,7 @@ Routing routing_by(const std::shared_ptr<Router>& router);
 // Runs the router only: selects experts and computes their gates, without those of zero experts. `layer`
 // counts routed layers from 0.
 // Requires routing.router.
-ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
+ops::RouteOutput route_tokens(const Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
                               const Routing& routing);
 
 // Runs router and experts. Requires routing.router. With copies_input, y also has x times the gates of zero
@@ -59,12 +59,12 @@ ops::RouteOutput route_tokens(const at::Tensor& x_TD, const ExpertLayerWeights& 
 // Shapes:        x_TD [T, D], in the compute precision -> y_TD alike
 // Collective:    if routing.experts is the token dispatcher: every rank of the EP group, in the backward pass
 //                too
-ExpertLayerOutput expert_layer(const at::Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
+ExpertLayerOutput expert_layer(const Tensor& x_TD, const ExpertLayerWeights& weights, int64_t layer,
                                const Routing& routing);
 
 // The load-balance loss of one layer, E sum_i f_i Q_i (paper, appendix "Loss Designs"). share_E: f, the share
 // of tokens sent to expert i, of this micro-batch or of more tokens (Router::share_E). The gradient is
 // through Q only.
-at::Tensor load_balance_loss(const ops::RouteOutput& routing, const at::Tensor& share_E);
+Tensor load_balance_loss(const ops::RouteOutput& routing, const Tensor& share_E);
 
 }  // namespace dtopp::moe

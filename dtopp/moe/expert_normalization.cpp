@@ -8,7 +8,7 @@ namespace {
 constexpr double kStepsPerAveragedStep = 100;
 constexpr double kLargestValue = 1 << 20;
 
-at::Tensor whole_sums(const at::Tensor& values) {
+Tensor whole_sums(const Tensor& values) {
   return values.nan_to_num(0)
       .clamp_(-kLargestValue, kLargestValue)
       .mul_(1 / kLogitSumUnit)
@@ -26,19 +26,19 @@ int64_t logit_sums_size(const config::RunConfig& config) {
   return C + 1 + (normalizes ? C + config.model.hidden_size : 0);
 }
 
-at::Tensor logit_sums(const at::Tensor& logits_TC, const at::Tensor& x_TD, int64_t stride) {
+Tensor logit_sums(const Tensor& logits_TC, const Tensor& x_TD, int64_t stride) {
   const at::NoGradGuard no_grad;
-  const at::Tensor z_TC = logits_TC.slice(0, 0, std::nullopt, stride);
-  const at::Tensor c_TC = z_TC - z_TC.mean({-1}, /*keepdim=*/true);
-  at::Tensor sums = at::cat({whole_sums(c_TC), whole_sums(c_TC.square().sum({-1}, /*keepdim=*/true))});
+  const Tensor z_TC = logits_TC.slice(0, 0, std::nullopt, stride);
+  const Tensor c_TC = z_TC - z_TC.mean({-1}, /*keepdim=*/true);
+  Tensor sums = at::cat({whole_sums(c_TC), whole_sums(c_TC.square().sum({-1}, /*keepdim=*/true))});
   if (!x_TD.defined()) return sums;
-  const at::Tensor x_SD = x_TD.slice(0, 0, std::nullopt, stride).to(at::kFloat);
+  const Tensor x_SD = x_TD.slice(0, 0, std::nullopt, stride).to(at::kFloat);
   return at::cat({sums, whole_sums(z_TC.square()), whole_sums(x_SD)});
 }
 
-at::Tensor common_logit_share(const at::Tensor& sums_LS, int64_t num_logits, int64_t tokens) {
-  const at::Tensor sums_LC = sums_LS.narrow(1, 0, num_logits);
-  const at::Tensor squares_L = sums_LS.select(1, num_logits) * (static_cast<double>(tokens) / kLogitSumUnit);
+Tensor common_logit_share(const Tensor& sums_LS, int64_t num_logits, int64_t tokens) {
+  const Tensor sums_LC = sums_LS.narrow(1, 0, num_logits);
+  const Tensor squares_L = sums_LS.select(1, num_logits) * (static_cast<double>(tokens) / kLogitSumUnit);
   return at::where(squares_L > 0, sums_LC.square().sum({1}) / squares_L, 0.0);
 }
 
@@ -55,20 +55,19 @@ void ExpertNormalization::loaded() {
   inverse_std_LC_ = (square_LC_ + ops::kVarianceEpsilon).rsqrt().to(at::kFloat);
 }
 
-ExpertNormalization::Folded ExpertNormalization::fold(int64_t layer, const at::Tensor& weight_CD) const {
-  const at::Tensor scaled_CD = weight_CD * inverse_std_LC_[layer].unsqueeze(1);
+ExpertNormalization::Folded ExpertNormalization::fold(int64_t layer, const Tensor& weight_CD) const {
+  const Tensor scaled_CD = weight_CD * inverse_std_LC_[layer].unsqueeze(1);
   return {scaled_CD, at::mv(scaled_CD, mean32_LD_[layer])};
 }
 
-void ExpertNormalization::update(const at::Tensor& sums_LS, int64_t tokens, const at::Tensor& applied) {
+void ExpertNormalization::update(const Tensor& sums_LS, int64_t tokens, const Tensor& applied) {
   const int64_t D = mean_LD_.size(1), C = square_LC_.size(1);
-  const at::Tensor means_LS = sums_LS.to(at::kDouble) * (kLogitSumUnit / static_cast<double>(tokens));
-  const at::Tensor square_LC = means_LS.narrow(1, C + 1, C) * (square_LC_ + ops::kVarianceEpsilon);
-  const at::Tensor earlier = steps_.to(at::kDouble) / kStepsPerAveragedStep;
+  const Tensor means_LS = sums_LS.to(at::kDouble) * (kLogitSumUnit / static_cast<double>(tokens));
+  const Tensor square_LC = means_LS.narrow(1, C + 1, C) * (square_LC_ + ops::kVarianceEpsilon);
+  const Tensor earlier = steps_.to(at::kDouble) / kStepsPerAveragedStep;
   // A layer that routes by token id has no logits.
-  const at::Tensor moves_L1 =
-      means_LS.narrow(1, C + 1, C).sum(1, /*keepdim=*/true).gt(0).logical_and(applied);
-  const auto averaged = [&](const at::Tensor& old, const at::Tensor& now) {
+  const Tensor moves_L1 = means_LS.narrow(1, C + 1, C).sum(1, /*keepdim=*/true).gt(0).logical_and(applied);
+  const auto averaged = [&](const Tensor& old, const Tensor& now) {
     return at::where(moves_L1, (old * earlier + now) / (earlier + 1), old);
   };
   mean_LD_ = averaged(mean_LD_, means_LS.narrow(1, 2 * C + 1, D));

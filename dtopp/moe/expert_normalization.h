@@ -42,12 +42,12 @@ int64_t logit_sums_size(const config::RunConfig& config);
 //
 // Shapes:        logits_TC f32 [T, C]; x_TD [T, D], undefined without expert normalization -> [C + 1] or
 //                [2 C + 1 + D]
-at::Tensor logit_sums(const at::Tensor& logits_TC, const at::Tensor& x_TD, int64_t stride);
+Tensor logit_sums(const Tensor& logits_TC, const Tensor& x_TD, int64_t stride);
 
 // |mean of c|² / mean of |c|²: the share of the logits' variance that all tokens have in common. Near 1, all
 // tokens select the same experts. f64 [L], from sums f64 [L, C + 1 or more] over `tokens` tokens; 0 if all
 // logits are 0.
-at::Tensor common_logit_share(const at::Tensor& sums_LS, int64_t num_logits, int64_t tokens);
+Tensor common_logit_share(const Tensor& sums_LS, int64_t num_logits, int64_t tokens);
 
 class ExpertNormalization {
  public:
@@ -56,22 +56,22 @@ class ExpertNormalization {
   // The weight w_e / s_e and the offset w_e m / s_e that give z = weight x - offset, for the router's W.
   // Differentiable.
   struct Folded {
-    at::Tensor weight_CD, offset_C;
+    Tensor weight_CD, offset_C;
   };
-  Folded fold(int64_t layer, const at::Tensor& weight_CD) const;
+  Folded fold(int64_t layer, const Tensor& weight_CD) const;
 
   // Updates m and s after an optimizer step, from its logit_sums, f64 [L, 2 C + 1 + D], over `tokens` tokens.
   // Changes nothing if `applied`, bool [], is false.
-  void update(const at::Tensor& sums_LS, int64_t tokens, const at::Tensor& applied);
+  void update(const Tensor& sums_LS, int64_t tokens, const Tensor& applied);
 
   // Appends the tensors that a run needs to resume. Call loaded() after they were replaced.
   void list_state(ops::StateTensors& list);
   void loaded();
 
  private:
-  at::Tensor mean_LD_, square_LC_;         // m and s², f64
-  at::Tensor steps_;                       // n, int64 []
-  at::Tensor mean32_LD_, inverse_std_LC_;  // f32
+  Tensor mean_LD_, square_LC_;         // m and s², f64
+  Tensor steps_;                       // n, int64 []
+  Tensor mean32_LD_, inverse_std_LC_;  // f32
 };
 
 }  // namespace dtopp::moe

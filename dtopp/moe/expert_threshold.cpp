@@ -40,12 +40,12 @@ class ExpertThresholdRouter final : public Router {
     return {num_layers(), num_experts() * ops::kLogitBins};
   }
 
-  void update(const StepCounts& counts, const at::Tensor& applied) override {
+  void update(const StepCounts& counts, const Tensor& applied) override {
     Router::update(counts, applied);
     const int64_t tokens = counts.tokens / stride_;
     const double share = next_experts()[0] / static_cast<double>(num_experts());  // of the tokens, per expert
     const auto rank = static_cast<int64_t>(std::floor(static_cast<double>(tokens) * share + 0.5));
-    const at::Tensor cut_LE =
+    const Tensor cut_LE =
         ops::ranked_logit(counts.statistics.view({num_layers(), num_experts(), ops::kLogitBins}),
                           std::clamp<int64_t>(rank, 1, std::max<int64_t>(tokens, 1)));
     const double decay = config().cut_decay;
@@ -55,7 +55,7 @@ class ExpertThresholdRouter final : public Router {
   }
 
   ops::NamedTensors metrics() const override {
-    const at::Tensor tau_LE = threshold_LE_.to(at::kDouble);
+    const Tensor tau_LE = threshold_LE_.to(at::kDouble);
     return {{"cut", tau_LE.mean({1})},
             {"cut_spread", std::get<0>(tau_LE.max(1)) - std::get<0>(tau_LE.min(1))}};
   }
@@ -67,16 +67,16 @@ class ExpertThresholdRouter final : public Router {
     list.emplace_back("cut_steps", &steps_);
   }
   void loaded() override {
-    const at::Tensor decay = at::full({}, config().cut_decay, cut_LE_.options());
+    const Tensor decay = at::full({}, config().cut_decay, cut_LE_.options());
     threshold_LE_ = (cut_LE_ / (1 - decay.pow(steps_))).to(at::kFloat);
   }
 
  private:
-  int64_t first_experts_;    // per token, without thresholds
-  int64_t stride_;           // of the tokens whose logits are counted
-  at::Tensor cut_LE_;        // m, f64
-  at::Tensor steps_;         // n, int64 []
-  at::Tensor threshold_LE_;  // tau, f32; NaN before the first step
+  int64_t first_experts_;  // per token, without thresholds
+  int64_t stride_;         // of the tokens whose logits are counted
+  Tensor cut_LE_;          // m, f64
+  Tensor steps_;           // n, int64 []
+  Tensor threshold_LE_;    // tau, f32; NaN before the first step
 };
 
 }  // namespace

@@ -89,8 +89,8 @@ class AllToAllTokenDispatcher {
   // It is differentiable: weight gradients include the rows of all ranks. T may be 0 for a rank without a
   // micro-batch, which still serves the other ranks' tokens. `recompute` adds no communication: the received
   // rows are stored.
-  at::Tensor forward(int64_t layer, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                     const at::Tensor& gate_up_proj, const at::Tensor& down_proj, bool recompute);
+  Tensor forward(int64_t layer, const Tensor& x_TD, const Tensor& gates_TE, const Tensor& gate_up_proj,
+                 const Tensor& down_proj, bool recompute);
 
  private:
   distributed::Collectives& ranks_;

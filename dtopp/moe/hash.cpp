@@ -13,9 +13,9 @@ namespace dtopp::moe {
 namespace {
 
 // int32 [V, K]: the first K positions of a random order of the experts, per id.
-at::Tensor draw_experts(int64_t layer, int64_t num_ids, int64_t num_experts, int64_t top_k) {
+Tensor draw_experts(int64_t layer, int64_t num_ids, int64_t num_experts, int64_t top_k) {
   const RandomStream stream(/*seed=*/0, "hash router " + std::to_string(layer));
-  at::Tensor expert_VK = at::empty({num_ids, top_k}, at::kInt);
+  Tensor expert_VK = at::empty({num_ids, top_k}, at::kInt);
   auto* expert = expert_VK.mutable_data_ptr<int32_t>();
   std::vector<int32_t> order(num_experts);
   for (int64_t id = 0; id < num_ids; ++id) {
@@ -41,12 +41,12 @@ class HashRouter final : public Router {
 
 ops::RouteOutput Router::select_by_id(const RouterInput& input) {
   const int64_t top_k = config::top_k_of(config());
-  at::Tensor& expert_VK = expert_LVK_.at(input.layer);
+  Tensor& expert_VK = expert_LVK_.at(input.layer);
   if (!expert_VK.defined() || expert_VK.size(1) < top_k)
     expert_VK = draw_experts(input.layer, config_.model.vocab_size, num_experts(), top_k).to(device_);
-  const at::Tensor expert_TK = expert_VK.narrow(1, 0, top_k).index_select(0, input.ids_T).to(at::kLong);
+  const Tensor expert_TK = expert_VK.narrow(1, 0, top_k).index_select(0, input.ids_T).to(at::kLong);
   const auto real = at::device(device_).dtype(at::kFloat);
-  const at::Tensor map_TE = at::zeros({expert_TK.size(0), num_experts()}, real.dtype(at::kBool));
+  const Tensor map_TE = at::zeros({expert_TK.size(0), num_experts()}, real.dtype(at::kBool));
   map_TE.scatter_(1, expert_TK, true);
   ops::RouteOutput output;
   output.gates_TE = map_TE.to(at::kFloat) * (1.0 / static_cast<double>(top_k));

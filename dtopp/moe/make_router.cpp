@@ -6,10 +6,10 @@
 namespace dtopp::moe {
 namespace {
 
-ops::NamedTensors state_in(std::span<const TensorView> tensors, const std::filesystem::path& checkpoint) {
+ops::NamedTensors state_in(std::span<const TensorView> tensors, const fs::path& checkpoint) {
   ops::NamedTensors state;
   for (const TensorView& tensor : tensors) {
-    const at::Tensor value = at::empty(tensor.shape, tensor.dtype == "I64" ? at::kLong : at::kDouble);
+    const Tensor value = at::empty(tensor.shape, tensor.dtype == "I64" ? at::kLong : at::kDouble);
     if (tensor.bytes.size() != value.nbytes())
       throw CheckpointError(checkpoint.string() + "/router.safetensors: " + tensor.name + " is " +
                             tensor.dtype + ", expected F64 or I64");
@@ -19,7 +19,7 @@ ops::NamedTensors state_in(std::span<const TensorView> tensors, const std::files
   return state;
 }
 
-void load(Router& router, const ops::NamedTensors& state, const std::filesystem::path& checkpoint) {
+void load(Router& router, const ops::NamedTensors& state, const fs::path& checkpoint) {
   try {
     router.load_state(state);
   } catch (const std::invalid_argument& error) {
@@ -47,13 +47,12 @@ std::vector<TensorSource> router_sources(const ops::NamedTensors& state) {
   return sources;
 }
 
-void load_router(Router& router, std::span<const TensorView> tensors,
-                 const std::filesystem::path& checkpoint) {
+void load_router(Router& router, std::span<const TensorView> tensors, const fs::path& checkpoint) {
   load(router, state_in(tensors, checkpoint), checkpoint);
 }
 
 void load_expert_normalization(Router& router, std::span<const TensorView> tensors,
-                               const std::filesystem::path& checkpoint) {
+                               const fs::path& checkpoint) {
   if (!router.expert_normalization()) return;
   const ops::NamedTensors there = state_in(tensors, checkpoint);
   ops::NamedTensors state = router.state();

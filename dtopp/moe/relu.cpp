@@ -31,14 +31,14 @@ class ReluRouter final : public Router {
     output.mean_prob_E = output.mean_prob_E / config::mean_experts(config());
     return output;
   }
-  at::Tensor load_balance_weight() const override { return lambda_[0].to(at::kFloat); }
+  Tensor load_balance_weight() const override { return lambda_[0].to(at::kFloat); }
 
-  void update(const StepCounts& counts, const at::Tensor& applied) override {
+  void update(const StepCounts& counts, const Tensor& applied) override {
     Router::update(counts, applied);
     used_lambda_ = lambda_;
     const double wanted = config::mean_experts(config()) * static_cast<double>(counts.tokens * num_layers());
-    const at::Tensor is_above = counts.tokens_per_expert_LE.sum().to(at::kDouble).gt(wanted);
-    const at::Tensor next = at::where(is_above, lambda_ * factor_, lambda_ / factor_);
+    const Tensor is_above = counts.tokens_per_expert_LE.sum().to(at::kDouble).gt(wanted);
+    const Tensor next = at::where(is_above, lambda_ * factor_, lambda_ / factor_);
     lambda_ = at::where(applied, next.clamp(kSmallestLambda, kLargestLambda), lambda_);
   }
 
@@ -52,8 +52,8 @@ class ReluRouter final : public Router {
   void loaded() override { used_lambda_ = lambda_; }
 
  private:
-  at::Tensor lambda_, used_lambda_;  // f64 [1]: of the next step and the last one
-  at::Tensor factor_;                // a tensor: a device multiplies by the reciprocal of a scalar divisor
+  Tensor lambda_, used_lambda_;  // f64 [1]: of the next step and the last one
+  Tensor factor_;                // a tensor: a device multiplies by the reciprocal of a scalar divisor
 };
 
 }  // namespace

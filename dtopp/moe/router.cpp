@@ -29,11 +29,11 @@ int64_t logit_sum_stride(int64_t tokens_per_sample, int64_t tokens_per_step) {
   return stride_of(tokens_per_step / kFewestOfLogits, tokens_per_sample);
 }
 
-at::Tensor softmax_inputs(const RouterInput& input, config::Normalization normalization) {
+Tensor softmax_inputs(const RouterInput& input, config::Normalization normalization) {
   if (normalization == config::Normalization::kNone) return input.logits_TE;
-  const at::Tensor centered_TE = input.logits_TE - input.logits_TE.mean({-1}, /*keepdim=*/true);
-  const at::Tensor variance_T1 = centered_TE.square().mean({-1}, /*keepdim=*/true);
-  const at::Tensor s_TE = centered_TE * (variance_T1 + ops::kVarianceEpsilon).rsqrt();
+  const Tensor centered_TE = input.logits_TE - input.logits_TE.mean({-1}, /*keepdim=*/true);
+  const Tensor variance_T1 = centered_TE.square().mean({-1}, /*keepdim=*/true);
+  const Tensor s_TE = centered_TE * (variance_T1 + ops::kVarianceEpsilon).rsqrt();
   return normalization == config::Normalization::kDynamic ? s_TE * input.scale : s_TE;
 }
 
@@ -51,13 +51,13 @@ Router::Router(const config::RunConfig& config, const at::Device& device)
     tokens_per_expert_LE_ = at::zeros({num_layers(), num_experts()}, at::device(device).dtype(at::kLong));
 }
 
-ops::RouteOutput Router::select_likeliest(const RouterInput& input, const at::Tensor& counts_T) const {
+ops::RouteOutput Router::select_likeliest(const RouterInput& input, const Tensor& counts_T) const {
   const RouterInput detached = {input.layer, input.logits_TE.detach(), input.scale.detach()};
-  const at::Tensor s_TE = softmax_inputs(detached, config().normalization);
+  const Tensor s_TE = softmax_inputs(detached, config().normalization);
   // A stable sort keeps the lower index first among equals.
-  const at::Tensor order_TE = std::get<1>(s_TE.sort(/*stable=*/true, /*dim=*/-1, /*descending=*/true));
-  const at::Tensor ranks_E = at::arange(s_TE.size(1), order_TE.options());
-  const at::Tensor rank_TE = at::empty_like(order_TE).scatter_(1, order_TE, ranks_E.expand_as(order_TE));
+  const Tensor order_TE = std::get<1>(s_TE.sort(/*stable=*/true, /*dim=*/-1, /*descending=*/true));
+  const Tensor ranks_E = at::arange(s_TE.size(1), order_TE.options());
+  const Tensor rank_TE = at::empty_like(order_TE).scatter_(1, order_TE, ranks_E.expand_as(order_TE));
   return route_to(input, rank_TE < counts_T.unsqueeze(1));
 }
 
@@ -75,15 +75,15 @@ void Router::start_at(const std::vector<double>& /*thresholds*/) {
   throw std::logic_error("Router::start_at: this method has no controller");
 }
 
-void Router::update(const StepCounts& counts, const at::Tensor& applied) {
+void Router::update(const StepCounts& counts, const Tensor& applied) {
   if (tokens_per_expert_LE_.defined())
     tokens_per_expert_LE_ = at::where(applied, counts.tokens_per_expert_LE, tokens_per_expert_LE_);
   if (expert_normalization_)
     expert_normalization_->update(counts.logit_sums_LS, tokens_in_logit_sums(), applied);
 }
 
-at::Tensor Router::logit_sums(const at::Tensor& logits_TC, const at::Tensor& x_TD) const {
-  return moe::logit_sums(logits_TC, expert_normalization_ ? x_TD : at::Tensor(), logit_sum_stride_);
+Tensor Router::logit_sums(const Tensor& logits_TC, const Tensor& x_TD) const {
+  return moe::logit_sums(logits_TC, expert_normalization_ ? x_TD : Tensor(), logit_sum_stride_);
 }
 
 std::vector<int64_t> Router::logit_sums_shape() const {
@@ -91,7 +91,7 @@ std::vector<int64_t> Router::logit_sums_shape() const {
   return size == 0 ? std::vector<int64_t>{0} : std::vector<int64_t>{num_layers(), size};
 }
 
-at::Tensor Router::common_logit_share(const at::Tensor& logit_sums_LS) const {
+Tensor Router::common_logit_share(const Tensor& logit_sums_LS) const {
   return moe::common_logit_share(logit_sums_LS, config_.model.router_columns(), tokens_in_logit_sums());
 }
 
@@ -114,7 +114,7 @@ void Router::load_state(const ops::NamedTensors& state) {
       throw std::invalid_argument("router: this method has no state " + tensor.first);
   }
   for (const auto& [name, tensor] : own) {
-    const at::Tensor& value = ops::find_tensor(state, name, "router");
+    const Tensor& value = ops::find_tensor(state, name, "router");
     if (value.sizes() != tensor->sizes() || value.scalar_type() != tensor->scalar_type())
       throw std::invalid_argument(c10::str("router: ", name, " is ", value.scalar_type(), " ", value.sizes(),
                                            ", expected ", tensor->scalar_type(), " ", tensor->sizes()));
@@ -127,46 +127,46 @@ void Router::load_state(const ops::NamedTensors& state) {
 std::vector<double> Router::metric(std::string_view name) const {
   for (const auto& [candidate, values] : metrics()) {
     if (candidate != name) continue;
-    const at::Tensor host = values.cpu().contiguous();
+    const Tensor host = values.cpu().contiguous();
     return {host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel()};
   }
   return {};
 }
 
-at::Tensor Router::share_E(int64_t layer, const at::Tensor& own_E) const {
+Tensor Router::share_E(int64_t layer, const Tensor& own_E) const {
   if (!tokens_per_expert_LE_.defined()) return own_E;
-  const at::Tensor counts_E = tokens_per_expert_LE_[layer].to(at::kDouble);
-  const at::Tensor share_E = (counts_E / static_cast<double>(step_tokens())).to(at::kFloat);
+  const Tensor counts_E = tokens_per_expert_LE_[layer].to(at::kDouble);
+  const Tensor share_E = (counts_E / static_cast<double>(step_tokens())).to(at::kFloat);
   return at::where(share_E.sum() > 0, share_E, own_E);
 }
 
 ops::RouteOutput Router::with_l2_gates(ops::RouteOutput output) const {
   if (config().renormalize != config::Renormalize::kL2) return output;
   // Gates that sum to 1: their squares sum to 1 / E or more, or to 0 for a token without experts.
-  const at::Tensor square_T1 = output.gates_TE.square().sum({1}, /*keepdim=*/true);
-  const at::Tensor gates_TE =
+  const Tensor square_T1 = output.gates_TE.square().sum({1}, /*keepdim=*/true);
+  const Tensor gates_TE =
       output.gates_TE * at::where(square_T1 == 0, at::ones({}, square_T1.options()), square_T1).rsqrt();
   // Other gates stay 0, also if the sum is NaN.
   output.gates_TE = at::where(output.gates_TE == 0, at::zeros({}, gates_TE.options()), gates_TE);
   return output;
 }
 
-ops::RouteOutput Router::route_by(const RouterInput& input, int64_t top_k, const at::Tensor& threshold,
-                                  const at::Tensor& bias_E, std::string_view bias_on) const {
+ops::RouteOutput Router::route_by(const RouterInput& input, int64_t top_k, const Tensor& threshold,
+                                  const Tensor& bias_E, std::string_view bias_on) const {
   return with_l2_gates(ops::route(input.logits_TE, input.scale, top_k > 0 ? no_threshold_ : threshold,
                                   enum_name(config().normalization), top_k, config().max_experts,
                                   config().renormalize != config::Renormalize::kNo,
                                   bias_E.defined() ? std::optional(bias_E) : std::nullopt, bias_on));
 }
 
-ops::RouteOutput Router::route_above(const RouterInput& input, std::string_view gate, const at::Tensor& cut_E,
+ops::RouteOutput Router::route_above(const RouterInput& input, std::string_view gate, const Tensor& cut_E,
                                      int64_t first_experts) const {
   return ops::route(input.logits_TE, input.scale, no_threshold_, enum_name(config().normalization),
                     first_experts, /*max_experts=*/0, /*renormalize=*/false, std::nullopt, "logit", gate,
                     cut_E.defined() ? std::optional(cut_E) : std::nullopt);
 }
 
-ops::RouteOutput Router::route_to(const RouterInput& input, const at::Tensor& routing_map_TE) const {
+ops::RouteOutput Router::route_to(const RouterInput& input, const Tensor& routing_map_TE) const {
   return with_l2_gates(ops::route_selected(input.logits_TE, input.scale, routing_map_TE,
                                            enum_name(config().normalization),
                                            config().renormalize != config::Renormalize::kNo));

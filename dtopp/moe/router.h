@@ -35,21 +35,21 @@ struct RouterInput {
   int64_t layer = 0;
   // f32 [T, E + Z] with Z zero experts (model.zero_experts); undefined for a layer that routes by token id.
   // Their columns are in the result, too; route_tokens (expert_layer.h) removes them.
-  at::Tensor logits_TE;
-  at::Tensor scale;       // theta, f32 []
+  Tensor logits_TE;
+  Tensor scale;           // theta, f32 []
   bool training = false;  // whether update() will need RouteOutput::statistics
-  at::Tensor ids_T = {};  // int64: the tokens' ids; undefined unless the model is a language model
+  Tensor ids_T = {};      // int64: the tokens' ids; undefined unless the model is a language model
 };
 
 // The inputs s of the softmax whose result is P (ops/route/route.h). Differentiable.
-at::Tensor softmax_inputs(const RouterInput& input, config::Normalization normalization);
+Tensor softmax_inputs(const RouterInput& input, config::Normalization normalization);
 
 // The sums of an optimizer step, over its micro-batches and all ranks.
 struct StepCounts {
-  at::Tensor tokens_per_expert_LE;  // int64
-  int64_t tokens = 0;               // tokens per layer
-  at::Tensor statistics;            // whole numbers [Router::statistics_shape()]
-  at::Tensor logit_sums_LS = {};    // whole numbers [Router::logit_sums_shape()]
+  Tensor tokens_per_expert_LE;  // int64
+  int64_t tokens = 0;           // tokens per layer
+  Tensor statistics;            // whole numbers [Router::statistics_shape()]
+  Tensor logit_sums_LS = {};    // whole numbers [Router::logit_sums_shape()]
 };
 
 class Router {
@@ -63,7 +63,7 @@ class Router {
   ops::RouteOutput select_by_id(const RouterInput& input);
   // Selects each token's likeliest experts: counts_T of them, int64 [T], at least 1. For a method whose gates
   // are probabilities (route), without zero experts.
-  ops::RouteOutput select_likeliest(const RouterInput& input, const at::Tensor& counts_T) const;
+  ops::RouteOutput select_likeliest(const RouterInput& input, const Tensor& counts_T) const;
   // Sets config().experts to the budget of optimizer step `step`, which counts from 0 (routing.schedule).
   // Call before the step. A new router has the budget of step 0.
   virtual void set_step(int64_t step);
@@ -75,17 +75,17 @@ class Router {
   virtual std::vector<int64_t> statistics_shape() const { return {0}; }
   // The sums of a layer's logits for update() (moe/expert_normalization.h), int64 [logit_sums_shape()[1]].
   // x_TD: the router's inputs.
-  at::Tensor logit_sums(const at::Tensor& logits_TC, const at::Tensor& x_TD) const;
+  Tensor logit_sums(const Tensor& logits_TC, const Tensor& x_TD) const;
   // [layers, size], or [0] if this method has no logits.
   std::vector<int64_t> logit_sums_shape() const;
   // The share of a step's logits that all tokens have in common, f64 [layers], from its logit sums.
-  at::Tensor common_logit_share(const at::Tensor& logit_sums_LS) const;
+  Tensor common_logit_share(const Tensor& logit_sums_LS) const;
   // With routing.expert_normalization; else null. A router that replaces this one for inference gets its
   // logits normalized by this one's.
   const std::shared_ptr<ExpertNormalization>& expert_normalization() const { return expert_normalization_; }
   // Updates the state after one optimizer step. Changes nothing if `applied`, bool [], is false. The host
   // does not wait for the device.
-  virtual void update(const StepCounts& counts, const at::Tensor& applied);
+  virtual void update(const StepCounts& counts, const Tensor& applied);
   // The tensors that a run needs to resume with the same bits, f64 or int64, on the router's device. Never
   // modified in place.
   ops::NamedTensors state() const;
@@ -97,10 +97,10 @@ class Router {
   std::vector<double> metric(std::string_view name) const;
 
   // The weight of this router's load-balance loss, f32 []; undefined: loss.load_balance.
-  virtual at::Tensor load_balance_weight() const { return {}; }
+  virtual Tensor load_balance_weight() const { return {}; }
   // The share f of tokens per expert for the load-balance loss of a layer: `own_E`, that of a micro-batch, or
   // with loss.batch_statistics: global that of the last applied step.
-  at::Tensor share_E(int64_t layer, const at::Tensor& own_E) const;
+  Tensor share_E(int64_t layer, const Tensor& own_E) const;
 
   const config::RoutingConfig& config() const { return config_.routing; }
   int64_t num_layers() const { return config_.model.num_layers; }
@@ -119,14 +119,14 @@ class Router {
   bool moves_biases() const;
   // `route` with this configuration, for top_k experts or, with 0, for the threshold p. bias_E: see
   // ops::route; undefined: none.
-  ops::RouteOutput route_by(const RouterInput& input, int64_t top_k, const at::Tensor& threshold,
-                            const at::Tensor& bias_E = {}, std::string_view bias_on = "logit") const;
+  ops::RouteOutput route_by(const RouterInput& input, int64_t top_k, const Tensor& threshold,
+                            const Tensor& bias_E = {}, std::string_view bias_on = "logit") const;
   // `route` with gate relu or sigmoid (ops/route/route.h): a logit alone decides whether its expert is
   // selected. The arguments after `gate` are those of sigmoid.
-  ops::RouteOutput route_above(const RouterInput& input, std::string_view gate, const at::Tensor& cut_E = {},
+  ops::RouteOutput route_above(const RouterInput& input, std::string_view gate, const Tensor& cut_E = {},
                                int64_t first_experts = 0) const;
   // The same gates and counts for a given choice: bool [T, E].
-  ops::RouteOutput route_to(const RouterInput& input, const at::Tensor& routing_map_TE) const;
+  ops::RouteOutput route_to(const RouterInput& input, const Tensor& routing_map_TE) const;
 
  private:
   ops::RouteOutput with_l2_gates(ops::RouteOutput output) const;
@@ -140,10 +140,10 @@ class Router {
   std::vector<double> next_experts_;
   int64_t step_ = 0, logit_sum_stride_;
   at::Device device_;
-  at::Tensor no_threshold_;  // f64 []: for top_k experts
+  Tensor no_threshold_;  // f64 []: for top_k experts
   std::shared_ptr<ExpertNormalization> expert_normalization_;
-  std::vector<at::Tensor> expert_LVK_;  // int32: the experts of each id; undefined until a layer needs them
-  at::Tensor tokens_per_expert_LE_;  // int64: of the last applied step; undefined without global statistics
+  std::vector<Tensor> expert_LVK_;  // int32: the experts of each id; undefined until a layer needs them
+  Tensor tokens_per_expert_LE_;     // int64: of the last applied step; undefined without global statistics
 };
 
 }  // namespace dtopp::moe

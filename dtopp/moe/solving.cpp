@@ -8,38 +8,38 @@ namespace dtopp::moe {
 namespace {
 
 // values_CM at one index per row.
-at::Tensor at_index(const at::Tensor& values_CM, const at::Tensor& index_C) {
+Tensor at_index(const Tensor& values_CM, const Tensor& index_C) {
   return values_CM.gather(1, index_C.unsqueeze(1)).squeeze(1);
 }
 
 }  // namespace
 
-at::Tensor cumulative_prob_bin_edges(const at::Device& device) {
+Tensor cumulative_prob_bin_edges(const at::Device& device) {
   const auto edges = ops::cumulative_prob_edges();
   return at::tensor(at::ArrayRef<double>(edges.data(), edges.size()), at::kDouble).to(device);
 }
 
-ActiveExpertCurve::ActiveExpertCurve(const at::Tensor& prob_histogram_CM, const at::Tensor& edges)
+ActiveExpertCurve::ActiveExpertCurve(const Tensor& prob_histogram_CM, const Tensor& edges)
     : edges_(edges),
       prob_histogram_CM_(prob_histogram_CM.to(at::kDouble)),
       up_to_CM_(prob_histogram_CM_.cumsum(1)) {}
 
-at::Tensor ActiveExpertCurve::below(const at::Tensor& p_C) const {
-  const at::Tensor bin_C = at::searchsorted(edges_, p_C, /*out_int32=*/false, /*right=*/true)
-                               .sub(1)
-                               .clamp(0, prob_histogram_CM_.size(1) - 1);
-  const at::Tensor begin_C = edges_.index_select(0, bin_C), end_C = edges_.index_select(0, bin_C + 1);
-  const at::Tensor inside_C = at_index(prob_histogram_CM_, bin_C);
+Tensor ActiveExpertCurve::below(const Tensor& p_C) const {
+  const Tensor bin_C = at::searchsorted(edges_, p_C, /*out_int32=*/false, /*right=*/true)
+                           .sub(1)
+                           .clamp(0, prob_histogram_CM_.size(1) - 1);
+  const Tensor begin_C = edges_.index_select(0, bin_C), end_C = edges_.index_select(0, bin_C + 1);
+  const Tensor inside_C = at_index(prob_histogram_CM_, bin_C);
   return at_index(up_to_CM_, bin_C) - inside_C * ((end_C - p_C) / (end_C - begin_C));
 }
 
-at::Tensor ActiveExpertCurve::threshold(const at::Tensor& count_C) const {
-  const at::Tensor all_C = up_to_CM_.select(1, -1);
-  const at::Tensor bin_C =
+Tensor ActiveExpertCurve::threshold(const Tensor& count_C) const {
+  const Tensor all_C = up_to_CM_.select(1, -1);
+  const Tensor bin_C =
       at::searchsorted(up_to_CM_, count_C.unsqueeze(1)).squeeze(1).clamp(0, prob_histogram_CM_.size(1) - 1);
-  const at::Tensor begin_C = edges_.index_select(0, bin_C), end_C = edges_.index_select(0, bin_C + 1);
-  const at::Tensor beyond_C = (at_index(up_to_CM_, bin_C) - count_C) / at_index(prob_histogram_CM_, bin_C);
-  at::Tensor p_C = (end_C - (end_C - begin_C) * beyond_C).clamp(kMinThreshold, kMaxThreshold);
+  const Tensor begin_C = edges_.index_select(0, bin_C), end_C = edges_.index_select(0, bin_C + 1);
+  const Tensor beyond_C = (at_index(up_to_CM_, bin_C) - count_C) / at_index(prob_histogram_CM_, bin_C);
+  Tensor p_C = (end_C - (end_C - begin_C) * beyond_C).clamp(kMinThreshold, kMaxThreshold);
   p_C = at::where(count_C.le(0), at::full_like(p_C, kMinThreshold), p_C);
   return at::where(count_C.ge(all_C), at::full_like(p_C, kMaxThreshold), p_C);
 }
@@ -85,7 +85,7 @@ double solve_threshold(double target, c10::function_ref<double(double)> count) {
 
 double broadcast_number(distributed::Collectives* ranks, double here) {
   if (ranks == nullptr || ranks->size() == 1) return here;
-  const at::Tensor number = at::full({1}, here, at::kDouble);
+  const Tensor number = at::full({1}, here, at::kDouble);
   ranks->broadcast(number, /*root=*/0, "agreement").wait();
   return number.item<double>();
 }
@@ -98,7 +98,7 @@ ops::RouteOutput SolvingRouter::select(const RouterInput& input) {
                     bias_LE_.defined() ? bias_LE_[input.layer] : bias_LE_);
   };
   const auto count = [&](double p) {
-    const at::Tensor counts_E = route_at(p).tokens_per_expert_E.narrow(0, 0, num_experts());
+    const Tensor counts_E = route_at(p).tokens_per_expert_E.narrow(0, 0, num_experts());
     return static_cast<double>(counts_E.sum().item<int64_t>()) / tokens;
   };
   const double p = broadcast_number(ranks_, solve_threshold(target, count));

@@ -27,21 +27,21 @@ inline constexpr double kMaxThreshold = 1.0 - 1e-6;
 class ActiveExpertCurve {
  public:
   // prob_histogram_CM: whole numbers of any type. edges: cumulative_prob_bin_edges() on the same device.
-  ActiveExpertCurve(const at::Tensor& prob_histogram_CM, const at::Tensor& edges);
+  ActiveExpertCurve(const Tensor& prob_histogram_CM, const Tensor& edges);
 
   // f64 [C]: the number of cumulative probabilities below p.
-  at::Tensor below(const at::Tensor& p_C) const;
+  Tensor below(const Tensor& p_C) const;
   // f64 [C]: the smallest p with `count` cumulative probabilities below it. It is kMinThreshold if count <=
   // 0, kMaxThreshold if the curve has no more than `count`, and always between the two.
-  at::Tensor threshold(const at::Tensor& count_C) const;
+  Tensor threshold(const Tensor& count_C) const;
 
  private:
-  at::Tensor edges_;                         // f64 [M + 1]
-  at::Tensor prob_histogram_CM_, up_to_CM_;  // f64; inclusive sum over bins
+  Tensor edges_;                         // f64 [M + 1]
+  Tensor prob_histogram_CM_, up_to_CM_;  // f64; inclusive sum over bins
 };
 
 // f64 [kCumulativeProbBins + 1].
-at::Tensor cumulative_prob_bin_edges(const at::Device& device);
+Tensor cumulative_prob_bin_edges(const at::Device& device);
 
 // Selects the likeliest experts of each token until their probabilities add up to a fixed threshold p.
 
@@ -49,7 +49,7 @@ class TopPRouter final : public Router {
  public:
   // threshold_C: p, f64, one value for all layers or one per layer. A router of method top_k takes p too.
   // bias_LE: from centered_bias_of; undefined: none.
-  TopPRouter(const config::RunConfig& config, at::Tensor threshold_C, at::Tensor bias_LE = {})
+  TopPRouter(const config::RunConfig& config, Tensor threshold_C, Tensor bias_LE = {})
       : Router(config, threshold_C.device()),
         threshold_C_(std::move(threshold_C)),
         bias_LE_(std::move(bias_LE)) {}
@@ -61,7 +61,7 @@ class TopPRouter final : public Router {
   ops::NamedTensors metrics() const override { return {{"threshold", threshold_C_}}; }
 
  private:
-  at::Tensor threshold_C_, bias_LE_;
+  Tensor threshold_C_, bias_LE_;
 };
 
 // Returns a p at which count(p), which grows with p, is within a relative error of 1e-4 of the target, or
@@ -78,17 +78,17 @@ class SolvingRouter final : public Router {
   // targets: numbers of experts, one for all layers or one per layer. With `ranks`, select() is collective.
   // bias_LE: from centered_bias_of; undefined: none.
   SolvingRouter(const config::RunConfig& config, std::vector<double> targets, const at::Device& device,
-                distributed::Collectives* ranks, at::Tensor bias_LE = {})
+                distributed::Collectives* ranks, Tensor bias_LE = {})
       : Router(config, device), targets_(std::move(targets)), ranks_(ranks), bias_LE_(std::move(bias_LE)) {}
 
   ops::RouteOutput select(const RouterInput& input) override;
   // p of each layer, in order, after one forward pass. f64 [L].
-  at::Tensor thresholds_L() const { return at::tensor(thresholds_, at::kDouble).to(device()); }
+  Tensor thresholds_L() const { return at::tensor(thresholds_, at::kDouble).to(device()); }
 
  private:
   std::vector<double> targets_, thresholds_;
   distributed::Collectives* ranks_;
-  at::Tensor bias_LE_;
+  Tensor bias_LE_;
 };
 
 }  // namespace dtopp::moe

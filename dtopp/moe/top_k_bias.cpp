@@ -41,7 +41,7 @@ class TopKBiasRouter final : public Router {
     if (bias_.statistics_size() == 0) return {0};
     return {num_layers(), bias_.statistics_size()};
   }
-  void update(const StepCounts& counts, const at::Tensor& applied) override {
+  void update(const StepCounts& counts, const Tensor& applied) override {
     Router::update(counts, applied);
     if (moves_biases()) bias_.update(counts, counts.statistics, applied);
   }
@@ -57,19 +57,19 @@ class TopKBiasRouter final : public Router {
 
  private:
   // The router z-loss is of the logits z, not of the scores' logarithms, which the softmax gets.
-  static at::Tensor router_z(const at::Tensor& logits_TE) {
+  static Tensor router_z(const Tensor& logits_TE) {
     const auto tokens = static_cast<double>(std::max<int64_t>(logits_TE.size(0), 1));
     return at::logsumexp(logits_TE, {-1}).square().sum() * (1 / tokens);
   }
 
-  at::Tensor sequence_balance(const at::Tensor& log_score_TE, const at::Tensor& map_TE) const {
-    const auto by_sequence = [&](const at::Tensor& of_TE) {
+  Tensor sequence_balance(const Tensor& log_score_TE, const Tensor& map_TE) const {
+    const auto by_sequence = [&](const Tensor& of_TE) {
       return of_TE.reshape({-1, sequence_length_, num_experts()});
     };
     const double even = static_cast<double>(config::top_k_of(config()) * sequence_length_) /
                         static_cast<double>(num_experts());  // tokens per expert and sequence
-    const at::Tensor share_BE = by_sequence(map_TE).sum(1).to(at::kFloat) * (1 / even);
-    const at::Tensor prob_BE = by_sequence(log_score_TE.softmax(-1)).mean(1);
+    const Tensor share_BE = by_sequence(map_TE).sum(1).to(at::kFloat) * (1 / even);
+    const Tensor prob_BE = by_sequence(log_score_TE.softmax(-1)).mean(1);
     return (share_BE * prob_BE).sum(1).mean();
   }
 

@@ -46,14 +46,14 @@ class AdamW final : public Optimizer {
   }
 
   void step(std::span<const ParameterShard> shards, const StepScalars& scalars) const override {
-    const at::Tensor skipped = scalars.applied.logical_not().to(at::kFloat);
+    const Tensor skipped = scalars.applied.logical_not().to(at::kFloat);
     for (const auto& [router, decay] :
          {std::pair(false, true), {false, false}, {true, true}, {true, false}}) {
-      std::vector<at::Tensor> parameters, gradients, exp_avg, exp_avg_sq;
+      std::vector<Tensor> parameters, gradients, exp_avg, exp_avg_sq;
       for (const ParameterShard& shard : shards) {
         if (shard.spec->is_router() != router || shard.spec->weight_decay() != decay) continue;
         for (const distributed::ElementRange& range : join(shard.updates)) {
-          const auto part = [&](const at::Tensor& x) { return x.narrow(0, range.begin, range.size()); };
+          const auto part = [&](const Tensor& x) { return x.narrow(0, range.begin, range.size()); };
           parameters.push_back(part(shard.main_param));
           gradients.push_back(part(shard.gradient));
           exp_avg.push_back(part(shard.slots[0]));
@@ -61,7 +61,7 @@ class AdamW final : public Optimizer {
         }
       }
       if (parameters.empty()) continue;
-      const std::vector<at::Tensor> updates(parameters.size(), scalars.updates);
+      const std::vector<Tensor> updates(parameters.size(), scalars.updates);
       at::_fused_adamw_(parameters, gradients, exp_avg, exp_avg_sq, {}, updates,
                         router ? scalars.rates.router : scalars.rates.lr, config_.betas[0], config_.betas[1],
                         decay ? config_.weight_decay : 0.0, config_.eps, /*amsgrad=*/false,
@@ -107,7 +107,7 @@ class Muon final : public Optimizer {
         continue;
       }
       const Shape shape = shape_of(*shard.spec);
-      const auto matrices = [&](const at::Tensor& x) { return x.view({-1, shape.rows, shape.columns}); };
+      const auto matrices = [&](const Tensor& x) { return x.view({-1, shape.rows, shape.columns}); };
       const Matrices all{matrices(shard.main_param), matrices(shard.gradient), matrices(shard.slots[0])};
       const int64_t most = shape.most_at_once();
       for (int64_t first = 0; first < all.main_param.size(0); first += most)
@@ -134,7 +134,7 @@ class Muon final : public Optimizer {
   };
   // [n, rows, columns] each
   struct Matrices {
-    at::Tensor main_param, gradient, momentum;
+    Tensor main_param, gradient, momentum;
     Matrices part(int64_t first, int64_t count) const {
       return {main_param.narrow(0, first, count), gradient.narrow(0, first, count),
               momentum.narrow(0, first, count)};
@@ -175,19 +175,18 @@ class Muon final : public Optimizer {
   void update(std::span<const Matrices> parts, const Shape& shape, const StepScalars& scalars) const {
     int64_t count = 0;
     for (const Matrices& part : parts) count += part.main_param.size(0);
-    const at::Tensor directions =
-        at::empty({count, shape.rows, shape.columns}, parts[0].main_param.options());
+    const Tensor directions = at::empty({count, shape.rows, shape.columns}, parts[0].main_param.options());
     for_parts(parts, [&](const Matrices& part, int64_t first) {
-      const at::Tensor gradient = at::where(scalars.applied, part.gradient / scalars.divisor, part.momentum);
+      const Tensor gradient = at::where(scalars.applied, part.gradient / scalars.divisor, part.momentum);
       part.momentum.lerp_(gradient, 1 - config_.momentum);
       directions.narrow(0, first, part.main_param.size(0))
           .copy_(gradient.lerp(part.momentum, config_.momentum));
     });
-    const at::Tensor steps = ops::orthogonalize(directions, bf16_);
+    const Tensor steps = ops::orthogonalize(directions, bf16_);
     const double lr = scalars.rates.lr;
     const double scale = kUpdateRms * std::sqrt(static_cast<double>(std::max(shape.rows, shape.columns)));
-    const at::Tensor applied = scalars.applied.to(at::kFloat);
-    const at::Tensor kept = at::where(scalars.applied, 1 - lr * config_.weight_decay, 1.0).to(at::kFloat);
+    const Tensor applied = scalars.applied.to(at::kFloat);
+    const Tensor kept = at::where(scalars.applied, 1 - lr * config_.weight_decay, 1.0).to(at::kFloat);
     for_parts(parts, [&](const Matrices& part, int64_t first) {
       part.main_param.mul_(kept).addcmul_(steps.narrow(0, first, part.main_param.size(0)), applied,
                                           -lr * scale);

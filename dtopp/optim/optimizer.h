@@ -43,17 +43,17 @@ double learning_rate(const config::OptimizerConfig& config, int64_t step, int64_
 // This rank's part of one parameter: f32 [local shard].
 struct ParameterShard {
   const parameters::ParameterSpec* spec = nullptr;
-  at::Tensor main_param, gradient;
-  std::vector<at::Tensor> slots;  // in the order of Optimizer::slots
+  Tensor main_param, gradient;
+  std::vector<Tensor> slots;  // in the order of Optimizer::slots
   // Ranges of the local shard to update one by one: bits must not depend on the sharding.
   std::vector<distributed::ElementRange> updates;
 };
 
 struct StepScalars {
   LearningRates rates;
-  at::Tensor divisor;  // f32 []: divides the gradients
-  at::Tensor applied;  // bool []: if false, the step changes nothing
-  at::Tensor updates;  // f32 []: updates applied so far, this one included
+  Tensor divisor;  // f32 []: divides the gradients
+  Tensor applied;  // bool []: if false, the step changes nothing
+  Tensor updates;  // f32 []: updates applied so far, this one included
 };
 
 class Optimizer {

@@ -7,7 +7,7 @@
 namespace dtopp::optim {
 namespace {
 
-at::Tensor in_fp32(const at::Tensor& gradient) {
+Tensor in_fp32(const Tensor& gradient) {
   return gradient.defined() ? gradient.to(at::kFloat).contiguous() : gradient;
 }
 
@@ -37,9 +37,8 @@ class GradientAccumulator::Hook : public ops::GradientAccumulationHook {
   Hook(GradientAccumulator& sums, size_t parameter) : sums_(sums), parameter_(parameter) {}
 
   // The gradient is undefined if an op has written it or if there is none.
-  void operator()(const at::Tensor& parameter) override {
-    if (parameter.grad().defined())
-      sums_.add(parameter_, std::exchange(parameter.mutable_grad(), at::Tensor()));
+  void operator()(const Tensor& parameter) override {
+    if (parameter.grad().defined()) sums_.add(parameter_, std::exchange(parameter.mutable_grad(), Tensor()));
   }
   ops::AccumulationTarget target() override { return sums_.target(parameter_); }
   void complete(const ops::AccumulationTarget& target) override { sums_.complete(parameter_, target); }
@@ -49,8 +48,8 @@ class GradientAccumulator::Hook : public ops::GradientAccumulationHook {
   size_t parameter_;
 };
 
-GradientAccumulator::GradientAccumulator(const std::vector<at::Tensor>& parameters, bool along_tree,
-                                         Take take, SharedGradients shared)
+GradientAccumulator::GradientAccumulator(const std::vector<Tensor>& parameters, bool along_tree, Take take,
+                                         SharedGradients shared)
     : parameters_(parameters),
       along_tree_(along_tree),
       take_(std::move(take)),
@@ -65,7 +64,7 @@ GradientAccumulator::GradientAccumulator(const std::vector<at::Tensor>& paramete
 }
 
 GradientAccumulator::~GradientAccumulator() {
-  for (const at::Tensor& parameter : parameters_)
+  for (const Tensor& parameter : parameters_)
     torch::autograd::impl::set_post_acc_grad_hooks(parameter, nullptr);
 }
 
@@ -74,20 +73,20 @@ void GradientAccumulator::begin(int64_t micro_batches) {
   std::fill(reached_.begin(), reached_.end(), 0);
   for (size_t i = 0; i < sums_.size(); ++i) {
     sums_[i].finish();
-    if (left_ == 0) take_(i, at::Tensor());
+    if (left_ == 0) take_(i, Tensor());
   }
 }
 
-at::Tensor GradientAccumulator::waiting(size_t parameter) {
+Tensor GradientAccumulator::waiting(size_t parameter) {
   distributed::TreeAccumulator& sum = sums_[parameter];
   // Without a tree, the earlier sum is the only stored leaf, and the new gradient is added to it.
-  if (at::Tensor before; !along_tree_ && (before = sum.finish()).defined()) sum.add(std::move(before));
+  if (Tensor before; !along_tree_ && (before = sum.finish()).defined()) sum.add(std::move(before));
   return sum.waiting();
 }
 
 ops::AccumulationTarget GradientAccumulator::target(size_t parameter) {
-  const at::Tensor& weight = parameters_[parameter];
-  at::Tensor sum = reduces_each(parameter) ? at::Tensor() : waiting(parameter);
+  const Tensor& weight = parameters_[parameter];
+  Tensor sum = reduces_each(parameter) ? Tensor() : waiting(parameter);
   if (sum.defined()) return {std::move(sum), true};
   // In fp32, autograd's gradient becomes the sum without a copy.
   if (weight.scalar_type() == at::kFloat) return {};
@@ -110,7 +109,7 @@ void GradientAccumulator::complete(size_t parameter, const ops::AccumulationTarg
   end(parameter);
 }
 
-void GradientAccumulator::add(size_t parameter, at::Tensor gradient) {
+void GradientAccumulator::add(size_t parameter, Tensor gradient) {
   const at::NoGradGuard no_grad;
   require_first(parameter);
   if (reduces_each(parameter)) {
@@ -122,26 +121,26 @@ void GradientAccumulator::add(size_t parameter, at::Tensor gradient) {
 }
 
 // Adding a bf16 gradient to an fp32 sum directly moves half as many bytes as converting it first.
-void GradientAccumulator::add_to_sum(size_t parameter, at::Tensor gradient) {
+void GradientAccumulator::add_to_sum(size_t parameter, Tensor gradient) {
   sums_[parameter].add(waiting(parameter).defined() ? std::move(gradient) : in_fp32(gradient));
 }
 
 void GradientAccumulator::end(size_t parameter) {
   reached_[parameter] = 1;
   if (left_ > 1) return;
-  at::Tensor sum = sums_[parameter].finish();
+  Tensor sum = sums_[parameter].finish();
   if (reducer_index_[parameter] == kNotShared) return take_(parameter, std::move(sum));
   shared_.reducer->add(reducer_index_[parameter], std::move(sum));
 }
 
 void GradientAccumulator::end_micro_batch() {
   for (size_t i = 0; i < reached_.size(); ++i) {
-    if (reached_[i] == 0) add(i, at::Tensor());
+    if (reached_[i] == 0) add(i, Tensor());
     reached_[i] = 0;
   }
   if (reduces()) {
     const at::NoGradGuard no_grad;
-    std::vector<at::Tensor> sums = shared_.reducer->finish_reduce_scatter();
+    std::vector<Tensor> sums = shared_.reducer->finish_reduce_scatter();
     for (size_t index = 0; index < sums.size(); ++index) {
       const size_t parameter = shared_.parameters[index];
       add_to_sum(parameter, std::move(sums[index]));
@@ -187,7 +186,7 @@ ParameterStore::ParameterStore(std::vector<parameters::ParameterSpec> specs, con
     std::vector<int64_t> shape = spec.shape;
     if (spec.role == parameters::ParameterRole::kExpert) shape[0] /= ep_size;
     const bool direct = compute_type == at::kFloat || !spec.compute_precision();
-    const at::Tensor copy = at::zeros(shape, fp32.dtype(direct ? at::kFloat : compute_type));
+    const Tensor copy = at::zeros(shape, fp32.dtype(direct ? at::kFloat : compute_type));
     const int64_t size = local_shard(i).size();
     // detach() makes a separate leaf over the same storage, so the main parameter never joins an autograd
     // graph.
@@ -224,7 +223,7 @@ void ParameterStore::make_reducers(bool reproducible) {
   }
   gradient_accumulator_ = std::make_unique<GradientAccumulator>(
       model_params_, reproducible,
-      [reducer = edp_reducer_.get()](size_t i, at::Tensor sum) { reducer->add(i, std::move(sum)); },
+      [reducer = edp_reducer_.get()](size_t i, Tensor sum) { reducer->add(i, std::move(sum)); },
       std::move(shared));
 }
 
@@ -234,14 +233,14 @@ int64_t ParameterStore::offset(size_t parameter) const {
   return local_shard(parameter).begin - (is_expert ? layouts_[parameter].ep_shard(ep_rank).begin : 0);
 }
 
-at::Tensor ParameterStore::ep_shard(size_t parameter) const {
+Tensor ParameterStore::ep_shard(size_t parameter) const {
   const distributed::ElementRange ep_shard =
       layouts_[parameter].ep_shard(groups_.dims().ep_rank(groups_.rank()));
-  const at::Tensor flat = model_params_[parameter].view(-1);
+  const Tensor flat = model_params_[parameter].view(-1);
   return flat.numel() == ep_shard.size() ? flat : flat.narrow(0, ep_shard.begin, ep_shard.size());
 }
 
-at::Tensor ParameterStore::model_param(const std::string& name) const {
+Tensor ParameterStore::model_param(const std::string& name) const {
   const size_t i = index_.at(name);
   edp_reducer_->wait_all_gather(i);
   if (ep_index_[i] != kNotShared) ep_reducer_->wait_all_gather(ep_index_[i]);
@@ -254,13 +253,13 @@ void ParameterStore::finish_all_gather() const {
 }
 
 void ParameterStore::initialize(uint64_t seed) {
-  initialize([&](const auto& spec, at::Tensor& whole) { parameters::initialize(spec, seed, whole); });
+  initialize([&](const auto& spec, Tensor& whole) { parameters::initialize(spec, seed, whole); });
 }
 
 void ParameterStore::initialize(FillParameter fill) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < specs_.size(); ++i) {
-    at::Tensor whole = at::empty(specs_[i].shape, updates_.options());
+    Tensor whole = at::empty(specs_[i].shape, updates_.options());
     fill(specs_[i], whole);
     main_params_[i].copy_(whole.view(-1).narrow(0, local_shard(i).begin, local_shard(i).size()));
     const int64_t first = local_shard(i).begin - offset(i);
@@ -270,9 +269,9 @@ void ParameterStore::initialize(FillParameter fill) {
 
 void ParameterStore::refresh_copies() {
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> ep_shards, wholes;
+  std::vector<Tensor> ep_shards, wholes;
   for (size_t i = 0; i < specs_.size(); ++i) {
-    const at::Tensor mine = model_params_[i].view(-1).narrow(0, offset(i), local_shard(i).size());
+    const Tensor mine = model_params_[i].view(-1).narrow(0, offset(i), local_shard(i).size());
     if (mine.const_data_ptr() != main_params_[i].const_data_ptr()) mine.copy_(main_params_[i]);
     ep_shards.push_back(ep_shard(i));
   }
@@ -301,22 +300,22 @@ std::vector<distributed::ElementRange> ParameterStore::update_ranges(size_t para
   return ranges;
 }
 
-at::Tensor ParameterStore::squared_norms() const {
-  at::Tensor squares = at::zeros({num_chunks_}, updates_.options().dtype(at::kDouble));
-  std::vector<at::Tensor> local_shards;
+Tensor ParameterStore::squared_norms() const {
+  Tensor squares = at::zeros({num_chunks_}, updates_.options().dtype(at::kDouble));
+  std::vector<Tensor> local_shards;
   for (size_t i = 0; i < specs_.size(); ++i)
     local_shards.push_back(ops::squared_norms(gradients_[i], chunk_offsets_[i]));
   return squares.index_copy_(0, chunk_indices_, at::cat(local_shards));
 }
 
-void ParameterStore::step(const LearningRates& rates, const at::Tensor& divisor, const at::Tensor& applied) {
+void ParameterStore::step(const LearningRates& rates, const Tensor& divisor, const Tensor& applied) {
   const at::NoGradGuard no_grad;
   updates_ += applied;
   std::vector<ParameterShard> shards;
   for (size_t i = 0; i < specs_.size(); ++i)
     shards.push_back({&specs_[i], main_params_[i], gradients_[i], slots_[i], update_ranges(i)});
   optimizer_->step(shards, {rates, divisor, applied, updates_});
-  gradients_.assign(gradients_.size(), at::Tensor());
+  gradients_.assign(gradients_.size(), Tensor());
   refresh_copies();
   update_ema(applied);
 }
@@ -324,15 +323,15 @@ void ParameterStore::step(const LearningRates& rates, const at::Tensor& divisor,
 void ParameterStore::enable_ema(double decay) {
   ema_decay_ = decay;
   ema_params_.clear();
-  for (const at::Tensor& main_param : main_params_) ema_params_.push_back(main_param.clone());
+  for (const Tensor& main_param : main_params_) ema_params_.push_back(main_param.clone());
 }
 
-void ParameterStore::update_ema(const at::Tensor& applied) {
+void ParameterStore::update_ema(const Tensor& applied) {
   if (ema_params_.empty()) return;
   // Computed in f64, because 1 - d has few digits in f32.
-  const at::Tensor n = updates_.to(at::kDouble);
-  const at::Tensor decay = ((n + 1) / (n + 10)).clamp_max(ema_decay_);
-  const at::Tensor share = ((1 - decay) * applied).to(at::kFloat);
+  const Tensor n = updates_.to(at::kDouble);
+  const Tensor decay = ((n + 1) / (n + 10)).clamp_max(ema_decay_);
+  const Tensor share = ((1 - decay) * applied).to(at::kFloat);
   for (size_t i = 0; i < specs_.size(); ++i)
     for (const distributed::ElementRange& range : update_ranges(i))
       ema_params_[i]
@@ -344,7 +343,7 @@ void ParameterStore::swap_ema() {
   const at::NoGradGuard no_grad;
   finish_all_gather();
   for (size_t i = 0; i < specs_.size(); ++i) {
-    const at::Tensor parameter = main_params_[i].clone();
+    const Tensor parameter = main_params_[i].clone();
     main_params_[i].copy_(ema_params_.at(i));
     ema_params_[i].copy_(parameter);
   }
@@ -352,7 +351,7 @@ void ParameterStore::swap_ema() {
 }
 
 void ParameterStore::copy_local_shard(std::span<const std::byte> bytes, size_t parameter,
-                                      const at::Tensor& local_shard) const {
+                                      const Tensor& local_shard) const {
   const distributed::ElementRange range = this->local_shard(parameter);
   ops::copy_from_bytes(bytes.subspan(static_cast<size_t>(range.begin) * sizeof(float),
                                      static_cast<size_t>(range.size()) * sizeof(float)),
@@ -376,7 +375,7 @@ void ParameterStore::load_ema(const checkpoint::Checkpoint& checkpoint) {
     copy_local_shard(checkpoint.ema(specs_[i].name, specs_[i].shape), i, ema_params_.at(i));
 }
 
-at::Tensor ParameterStore::whole(const std::vector<at::Tensor>& local_shards, size_t parameter) const {
+Tensor ParameterStore::whole(const std::vector<Tensor>& local_shards, size_t parameter) const {
   const parameters::ParameterSpec& spec = specs_.at(parameter);
   const distributed::ShardedTensor tensor{&layouts_[parameter], local_shards.at(parameter)};
   const std::vector<distributed::ShardRequest> on_all(groups_.size(), {&tensor, {0, spec.count()}});
@@ -396,9 +395,9 @@ std::vector<TensorSource> ParameterStore::slot_sources() const {
   return sources;
 }
 
-std::vector<at::Tensor> ParameterStore::saved_shards() const {
-  std::vector<at::Tensor> shards = main_params_;
-  for (const std::vector<at::Tensor>& slots : slots_) shards.insert(shards.end(), slots.begin(), slots.end());
+std::vector<Tensor> ParameterStore::saved_shards() const {
+  std::vector<Tensor> shards = main_params_;
+  for (const std::vector<Tensor>& slots : slots_) shards.insert(shards.end(), slots.begin(), slots.end());
   shards.insert(shards.end(), ema_params_.begin(), ema_params_.end());
   return shards;
 }
@@ -409,7 +408,7 @@ std::pair<const distributed::ShardLayout*, size_t> ParameterStore::find_saved(
   if (range.kind == checkpoint::kModel) return {&layouts_[index_.at(name)], index_.at(name)};
   size_t position = specs_.size();
   if (range.kind == checkpoint::kEma) {
-    for (const std::vector<at::Tensor>& slots : slots_) position += slots.size();
+    for (const std::vector<Tensor>& slots : slots_) position += slots.size();
     return {&layouts_[index_.at(name)], position + index_.at(name)};
   }
   const size_t dot = name.rfind('.'), parameter = index_.at(name.substr(0, dot));
@@ -420,7 +419,7 @@ std::pair<const distributed::ShardLayout*, size_t> ParameterStore::find_saved(
 }
 
 void ParameterStore::collect_saved(const std::vector<checkpoint::TensorByteRange>& by_rank,
-                                   const std::vector<at::Tensor>& shards, distributed::Collectives& ranks,
+                                   const std::vector<Tensor>& shards, distributed::Collectives& ranks,
                                    const TakeBytes& take) const {
   std::vector<distributed::ShardedTensor> tensors(by_rank.size());
   std::vector<distributed::ShardRequest> requests(by_rank.size());
@@ -431,7 +430,7 @@ void ParameterStore::collect_saved(const std::vector<checkpoint::TensorByteRange
     tensors[rank] = {layout, shards.at(position)};
     requests[rank] = {&tensors[rank], elements_of(range.begin, range.count)};
   }
-  const at::Tensor elements = distributed::gather_shards(ranks, requests);
+  const Tensor elements = distributed::gather_shards(ranks, requests);
   if (elements.defined()) ops::copy_to_bytes(elements, take);
 }
 

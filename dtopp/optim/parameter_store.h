@@ -82,11 +82,11 @@ class GradientAccumulator {
  public:
   // Receives the sum of a parameter, once per step, when its last micro-batch completes it. The sum is f32 in
   // the parameter's shape, or [EP shard] if shared; undefined if no micro-batch reached the parameter.
-  using Take = std::function<void(size_t parameter, at::Tensor sum)>;
+  using Take = std::function<void(size_t parameter, Tensor sum)>;
 
   // `parameters` are the parameters that the model computes with. Their gradients are stored only here from
   // now on.
-  GradientAccumulator(const std::vector<at::Tensor>& parameters, bool along_tree, Take take,
+  GradientAccumulator(const std::vector<Tensor>& parameters, bool along_tree, Take take,
                       SharedGradients shared = {});
   GradientAccumulator(const GradientAccumulator&) = delete;
   GradientAccumulator& operator=(const GradientAccumulator&) = delete;
@@ -104,15 +104,15 @@ class GradientAccumulator {
   bool reduces() const { return shared_.reducer != nullptr && (along_tree_ || left_ == 1); }
   // Whether each gradient of the parameter is reduced separately before it joins a sum.
   bool reduces_each(size_t parameter) const { return along_tree_ && reducer_index_[parameter] != kNotShared; }
-  at::Tensor waiting(size_t parameter);
+  Tensor waiting(size_t parameter);
   ops::AccumulationTarget target(size_t parameter);
   void complete(size_t parameter, const ops::AccumulationTarget& target);
   void require_first(size_t parameter) const;
-  void add(size_t parameter, at::Tensor gradient);
-  void add_to_sum(size_t parameter, at::Tensor gradient);
+  void add(size_t parameter, Tensor gradient);
+  void add_to_sum(size_t parameter, Tensor gradient);
   void end(size_t parameter);
 
-  std::vector<at::Tensor> parameters_;
+  std::vector<Tensor> parameters_;
   bool along_tree_;
   Take take_;
   SharedGradients shared_;
@@ -132,7 +132,7 @@ class ParameterStore {
 
   void initialize(uint64_t seed);
   // fill(spec, whole) fills each whole parameter, f32, on every rank.
-  using FillParameter = c10::function_ref<void(const parameters::ParameterSpec&, at::Tensor& whole)>;
+  using FillParameter = c10::function_ref<void(const parameters::ParameterSpec&, Tensor& whole)>;
   void initialize(FillParameter fill);
   // Loads the parameters and the optimizer's slots. CheckpointError if the checkpoint lacks a tensor.
   // Collective.
@@ -145,7 +145,7 @@ class ParameterStore {
   // n is the number of updates applied so far, including this one.
   void enable_ema(double decay);
   // The EMA of a whole parameter, f32. Requires enable_ema(). Collective.
-  at::Tensor ema(const std::string& name) const { return whole(ema_params_, index_.at(name)); }
+  Tensor ema(const std::string& name) const { return whole(ema_params_, index_.at(name)); }
   // The EMA's tensors of a checkpoint, under the parameters' names; see parameter_sources(). Empty without an
   // EMA.
   std::vector<TensorSource> ema_sources() const;
@@ -158,7 +158,7 @@ class ParameterStore {
   // The tensor that the model computes with: a leaf whose gradients are summed here. An expert tensor holds
   // this rank's EP shard. Waits for the gather of this parameter; later parameters are gathered while the
   // forward pass computes.
-  at::Tensor model_param(const std::string& name) const;
+  Tensor model_param(const std::string& name) const;
   // Waits for the gathers of all parameters. Call it on a rank that calls model_param() for none, because
   // other ranks wait for its part.
   void finish_all_gather() const;
@@ -172,48 +172,47 @@ class ParameterStore {
   // Squared norms of the gradients, f64: one per chunk (distributed/shard_layout.h) of all
   // parameters in order, 0 for the chunks of other ranks. The caller adds up the ranks. NaN or infinite if a
   // gradient is.
-  at::Tensor squared_norms() const;
+  Tensor squared_norms() const;
 
   // Applies one update with gradients divided by `divisor` (f32 []), then refreshes the tensors of
   // model_param(). If `applied` (bool []) is false, nothing changes. Collective.
-  void step(const LearningRates& rates, const at::Tensor& divisor, const at::Tensor& applied);
+  void step(const LearningRates& rates, const Tensor& divisor, const Tensor& applied);
 
   // This rank's shards of everything that a checkpoint stores: main parameters, slots, EMA. They change with
   // the next step; a snapshot of them, in the same order, does not.
-  std::vector<at::Tensor> saved_shards() const;
+  std::vector<Tensor> saved_shards() const;
   // The tensors of a checkpoint, without `read`: collect_saved() reads their bytes.
   std::vector<TensorSource> parameter_sources() const;
   std::vector<TensorSource> slot_sources() const;
   // Implements SavingRanks::collect for those tensors, whose shards are saved_shards() or a snapshot of them.
   // `ranks` are all ranks. With a snapshot, training may continue on another thread. Collective.
   void collect_saved(const std::vector<checkpoint::TensorByteRange>& by_rank,
-                     const std::vector<at::Tensor>& shards, distributed::Collectives& ranks,
+                     const std::vector<Tensor>& shards, distributed::Collectives& ranks,
                      const TakeBytes& take) const;
 
   const std::vector<parameters::ParameterSpec>& specs() const { return specs_; }
   const at::Device& device() const { return device_; }
   // A whole main parameter, f32. Collective.
-  at::Tensor main_param(const std::string& name) const { return whole(main_params_, index_.at(name)); }
+  Tensor main_param(const std::string& name) const { return whole(main_params_, index_.at(name)); }
   // The whole gradient of a parameter, f32, between finish_gradients() and step(). Collective.
-  at::Tensor gradient(const std::string& name) const { return whole(gradients_, index_.at(name)); }
+  Tensor gradient(const std::string& name) const { return whole(gradients_, index_.at(name)); }
 
  private:
   void refresh_copies();
   // This rank's EP shard of the tensor that the model computes with.
-  at::Tensor ep_shard(size_t parameter) const;
+  Tensor ep_shard(size_t parameter) const;
   // The position of this rank's local shard in the tensor that the model computes with.
   int64_t offset(size_t parameter) const;
   distributed::ElementRange local_shard(size_t parameter) const {
     return layouts_[parameter].local_shard(groups_.rank());
   }
-  at::Tensor whole(const std::vector<at::Tensor>& local_shards, size_t parameter) const;
-  void copy_local_shard(std::span<const std::byte> bytes, size_t parameter,
-                        const at::Tensor& local_shard) const;
+  Tensor whole(const std::vector<Tensor>& local_shards, size_t parameter) const;
+  void copy_local_shard(std::span<const std::byte> bytes, size_t parameter, const Tensor& local_shard) const;
   std::vector<distributed::ElementRange> update_ranges(size_t parameter) const;
   // The layout of a saved tensor, and its position in saved_shards().
   std::pair<const distributed::ShardLayout*, size_t> find_saved(
       const checkpoint::TensorByteRange& range) const;
-  void update_ema(const at::Tensor& applied);
+  void update_ema(const Tensor& applied);
   void make_reducers(bool reproducible);
 
   std::vector<parameters::ParameterSpec> specs_;
@@ -222,17 +221,17 @@ class ParameterStore {
   std::unordered_map<std::string, size_t> index_;
   std::vector<distributed::ShardLayout> layouts_;
   int64_t num_chunks_ = 0;
-  at::Tensor chunk_indices_;               // int64: indices of this rank's chunks among all chunks
-  std::vector<at::Tensor> chunk_offsets_;  // int64 [chunks + 1] per parameter: offsets in its local shard
-  std::vector<at::Tensor> model_params_;   // whole parameters; of experts, the EP shard
+  Tensor chunk_indices_;               // int64: indices of this rank's chunks among all chunks
+  std::vector<Tensor> chunk_offsets_;  // int64 [chunks + 1] per parameter: offsets in its local shard
+  std::vector<Tensor> model_params_;   // whole parameters; of experts, the EP shard
   // This rank's local shards, f32 [elements]. A main parameter shares storage with model_params_ if the model
   // computes in fp32 with it.
-  std::vector<at::Tensor> main_params_, gradients_;
+  std::vector<Tensor> main_params_, gradients_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::vector<std::vector<at::Tensor>> slots_;  // by parameter, in the order of Optimizer::slots
+  std::vector<std::vector<Tensor>> slots_;  // by parameter, in the order of Optimizer::slots
   double ema_decay_ = 0;
-  std::vector<at::Tensor> ema_params_;  // empty without an EMA
-  at::Tensor updates_;                  // f32 []: updates applied so far
+  std::vector<Tensor> ema_params_;  // empty without an EMA
+  Tensor updates_;                  // f32 []: updates applied so far
   std::unique_ptr<distributed::BucketedReducer> edp_inter_node_reducer_, edp_reducer_;
   // For parameters that all ranks of the EP group compute with; null if the EP size is 1.
   std::unique_ptr<distributed::BucketedReducer> ep_reducer_;

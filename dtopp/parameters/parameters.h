@@ -143,6 +143,6 @@ class ParameterList {
 };
 
 // Fills an f32 tensor of the spec's shape with the initial values. Element i depends only on (seed, name, i).
-void initialize(const ParameterSpec& spec, uint64_t seed, at::Tensor& tensor);
+void initialize(const ParameterSpec& spec, uint64_t seed, Tensor& tensor);
 
 }  // namespace dtopp::parameters

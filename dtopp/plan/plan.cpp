@@ -112,7 +112,7 @@ SentBytes plan_all_gather(const models::Model& model, const distributed::Paralle
   std::vector<distributed::Shards> in_ep_group;
   for (const parameters::ParameterSpec& spec : model.parameters) {
     widths.push_back(spec.compute_precision() ? width : static_cast<int64_t>(kFloatBytes));
-    const auto index = static_cast<int64_t>(layouts.size());
+    const auto index = std::ssize(layouts);
     const auto& layout = layouts.emplace_back(spec.count(), spec.num_experts(), index, nested);
     if (spec.role == parameters::ParameterRole::kExpert) continue;
     in_ep_group.push_back(layout.shards_in_ep_group());

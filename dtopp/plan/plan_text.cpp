@@ -140,18 +140,18 @@ std::string alternative_rows(const PlanContext& context) {
          best.reason + "\n";
 }
 
-nlohmann::ordered_json wire_json(const Plan& plan) {
-  nlohmann::ordered_json json;
+ordered_json wire_json(const Plan& plan) {
+  ordered_json json;
   for (const CollectiveBytes& sent : by_collective(plan.communication))
     json[sent.name] = {{"inside", sent.inside}, {"between", sent.between}};
   return json;
 }
 
-nlohmann::ordered_json seconds_json(const std::optional<StepTime>& time) {
-  return time ? nlohmann::ordered_json(time->seconds()) : nlohmann::ordered_json();
+ordered_json seconds_json(const std::optional<StepTime>& time) {
+  return time ? ordered_json(time->seconds()) : ordered_json();
 }
 
-nlohmann::ordered_json assumed_json(const Plan& plan, const device::DeviceRates& rates) {
+ordered_json assumed_json(const Plan& plan, const device::DeviceRates& rates) {
   const bool bf16 = plan.precision == config::Precision::kBf16;
   return {
       {"flops_per_second", device::AssumedShares::kCompute * (bf16 ? rates.bf16_flops : rates.fp32_flops)},
@@ -161,10 +161,10 @@ nlohmann::ordered_json assumed_json(const Plan& plan, const device::DeviceRates&
       {"hiding_share_of_a_pass", device::AssumedShares::kHiding}};
 }
 
-nlohmann::ordered_json alternatives_json(const PlanContext& context) {
-  auto list = nlohmann::ordered_json::array();
+ordered_json alternatives_json(const PlanContext& context) {
+  auto list = ordered_json::array();
   for (const Plan& plan : context.alternatives) {
-    nlohmann::ordered_json one;
+    ordered_json one;
     one["expert_parallel"] = plan.dims.ep_size;
     one["memory_bytes"] = plan.memory_bytes();
     one["wire_bytes"] = wire_json(plan);
@@ -229,7 +229,7 @@ std::string plan_table(const Plan& plan, const config::RunConfig& config, const 
 }
 
 std::string plan_json(const Plan& plan, const PlanContext& context) {
-  nlohmann::ordered_json json;
+  ordered_json json;
   json["parameters"] = plan.parameters;
   json["active_parameters"] = plan.active_parameters;
   json["flops_per_token"] = plan.flops_per_token;

@@ -47,9 +47,8 @@ std::vector<std::string> tasks_of(const ReportInput& input) {
     for (const auto& [metric, series] : run.history.series)
       if (metric.starts_with(kTask) && metric.ends_with(kAccuracy))
         names.insert(metric.substr(kTask.size(), metric.size() - kTask.size() - kAccuracy.size()));
-    for (const auto& [model, evaluation] : run.evaluations.by_model) {
+    for (const auto& [model, evaluation] : run.evaluations.by_model)
       for (const auto& [name, score] : evaluation.tasks) names.insert(name);
-    }
   }
   return {names.begin(), names.end()};
 }
@@ -175,9 +174,8 @@ ReportTable table_of(const std::string& measure, const std::vector<study::StudyR
          probability(comparison.p_holm)});
   }
   table.note = kNote;
-  for (const study::StudyRow& row : rows) {
+  for (const study::StudyRow& row : rows)
     for (const std::string& note : row.notes) table.note += " " + row.name + ": " + note + ".";
-  }
   return table;
 }
 
@@ -204,9 +202,8 @@ std::optional<ReportSection> compared_section(RunDrawing& drawing) {
 std::vector<ReportBlock> difference_blocks(const ReportInput& input) {
   std::vector<ReportBlock> blocks;
   std::set<std::string> measures;
-  for (const study::StudyRow& row : input.study) {
+  for (const study::StudyRow& row : input.study)
     for (const auto& [measure, comparison] : row.measures) measures.insert(measure);
-  }
   for (const std::string& measure : measures) blocks.push_back({table_of(measure, input.study)});
   if (!blocks.empty() || input.groups.size() < 2) return blocks;
   static constexpr std::pair<const char*, const char* (*)(const ReportRun&)> kMeasures[] = {

@@ -94,9 +94,8 @@ std::vector<ReportBlock> curve_blocks(RunDrawing& drawing) {
   ReportChoice choice{"curves", "At equal", {}};
   for (const Axis& axis : kAxes) {
     ReportOption option{axis.label, {}};
-    for (const std::string& measure : measures) {
+    for (const std::string& measure : measures)
       add_chart(option.blocks, curves_chart(drawing, axis, measure));
-    }
     if (!option.blocks.empty()) choice.options.push_back(std::move(option));
   }
   if (choice.options.empty()) return {};

@@ -55,7 +55,7 @@ bool continues(const ReportColumn& longer, const ReportColumn& shorter) {
   return longer.bytes.starts_with(shorter.bytes);
 }
 
-using OrderedJson = nlohmann::ordered_json;
+using OrderedJson = ordered_json;
 
 OrderedJson blocks_json(const std::vector<ReportBlock>& blocks);
 

@@ -12,8 +12,6 @@
 namespace dtopp::report {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr char kMetricsFile[] = "metrics.jsonl";
 
 std::optional<Samples> read_samples(const fs::path& folder) {
@@ -70,9 +68,8 @@ void tell_apart(std::vector<ReportRun>& runs) {
 // Makes row names unique: rows with the same name in several studies also get the path of their study.
 void tell_rows_apart(std::map<fs::path, study::StudyFile>& studies) {
   std::map<std::string, int> counts;
-  for (const auto& [path, study] : studies) {
+  for (const auto& [path, study] : studies)
     for (const study::StudyRow& row : study.rows) ++counts[row.name];
-  }
   for (auto& [path, study] : studies) {
     const auto add_path = [&counts, &path = path](std::string& row) {
       if (counts[row] > 1) row += " (" + path.string() + ")";

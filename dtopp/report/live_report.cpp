@@ -8,8 +8,6 @@
 #include "dtopp/report/sections.h"
 
 namespace dtopp::report {
-namespace fs = std::filesystem;
-
 LiveReport::LiveReport(std::vector<fs::path> paths, FindCost find_cost)
     : paths_(std::move(paths)), find_cost_(find_cost) {
   read();

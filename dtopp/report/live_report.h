@@ -9,7 +9,7 @@ namespace dtopp::report {
 class LiveReport {
  public:
   // Reads all inputs. Throws as read_report_input does.
-  LiveReport(std::vector<std::filesystem::path> paths, FindCost find_cost);
+  LiveReport(std::vector<fs::path> paths, FindCost find_cost);
 
   std::string page();
   // Returns the update for a page with generation `since`, as JSON. It includes the error of the last read,
@@ -18,15 +18,15 @@ class LiveReport {
 
  private:
   // Size and modification time of every input file.
-  using State = std::map<std::filesystem::path, std::pair<uintmax_t, int64_t>>;
+  using State = std::map<fs::path, std::pair<uintmax_t, int64_t>>;
   State state() const;
   void read();
   // Reads all inputs again if a file has changed.
   void refresh();
 
-  std::vector<std::filesystem::path> paths_;
+  std::vector<fs::path> paths_;
   FindCost find_cost_ = nullptr;
-  std::vector<std::filesystem::path> folders_;  // folders of runs
+  std::vector<fs::path> folders_;  // folders of runs
   State state_;
   Columns columns_;
   ReportDocument document_;

@@ -54,7 +54,7 @@ std::string render_page(const ReportDocument& document, const Columns& columns,
   return page + "</body>\n</html>\n";
 }
 
-void write_report(const ReportInput& input, const std::filesystem::path& output) {
+void write_report(const ReportInput& input, const fs::path& output) {
   Columns columns;
   const ReportDocument document = make_document(input, columns);
   write_file_atomically(output, render_page(document, columns));

@@ -12,8 +12,6 @@
 namespace dtopp::runs {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr std::string_view kLineStart = "{\"step\":";
 
 void append_value(std::string& text, double value) {

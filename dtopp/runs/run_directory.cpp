@@ -8,8 +8,6 @@
 
 namespace dtopp::runs {
 
-namespace fs = std::filesystem;
-
 namespace {
 
 // The outermost missing directory of path and its parents; empty if path exists.
@@ -42,9 +40,8 @@ std::optional<JsonFields> run_record(const fs::path& run) {
 void require_same_configuration(const std::string& what, const config::RunConfig& there,
                                 const config::RunConfig& here, DataPaths paths) {
   config::RunConfig moved = there;
-  if (paths == DataPaths::kIgnored && there.data.train.size() == here.data.train.size()) {
+  if (paths == DataPaths::kIgnored && there.data.train.size() == here.data.train.size())
     for (size_t i = 0; i < here.data.train.size(); ++i) moved.data.train[i].path = here.data.train[i].path;
-  }
   std::string keys;
   for (const std::string& key : config::differing_keys(moved, here))
     if (config::affects_result(key)) keys += (keys.empty() ? "" : ", ") + key;

@@ -12,14 +12,14 @@
 
 namespace dtopp::runs {
 
-std::filesystem::path checkpoints_of(const std::filesystem::path& run);
+fs::path checkpoints_of(const fs::path& run);
 
 // The file with a run's configuration, in which every key is written out.
-std::filesystem::path config_file_of(const std::filesystem::path& run);
+fs::path config_file_of(const fs::path& run);
 
 // The configuration in that file; nullopt if the file does not exist, because the run has made no step yet.
 // Throws UsageError (file, line, key) if it is not a configuration.
-std::optional<config::RunConfig> config_of(const std::filesystem::path& run);
+std::optional<config::RunConfig> config_of(const fs::path& run);
 
 // Whether the paths of data.train count as part of a configuration. They do not if the content of the data is
 // compared instead.
@@ -31,7 +31,7 @@ void require_same_configuration(const std::string& what, const config::RunConfig
 
 // Throws CheckpointError if the run has a history, although its folder of checkpoints holds none. A run that
 // ended before its first checkpoint passes: it starts again.
-void require_no_lost_checkpoints(const std::filesystem::path& run);
+void require_no_lost_checkpoints(const fs::path& run);
 
 inline constexpr int64_t kAnyStep = std::numeric_limits<int64_t>::max();
 
@@ -41,13 +41,13 @@ inline constexpr int64_t kAnyStep = std::numeric_limits<int64_t>::max();
 // Throws:        CheckpointError if there are checkpoints but none verifies; UnreadableCheckpoint if one
 //                cannot be read that is newer than those that verify
 std::optional<checkpoint::Checkpoint> newest_checkpoint(
-    const std::filesystem::path& checkpoints, const ConsoleLog& log,
+    const fs::path& checkpoints, const ConsoleLog& log,
     checkpoint::CheckpointUse use = checkpoint::CheckpointUse::kTraining,
     const checkpoint::VerifyFiles& verify = verify_content, int64_t before = kAnyStep);
 
 // Opens a checkpoint that a user names. `path` is a checkpoint, a run, or a run's folder of checkpoints; of
 // several, the newest that verifies is opened. Throws UsageError if there is no checkpoint.
-checkpoint::Checkpoint open_checkpoint(const std::filesystem::path& path, const ConsoleLog& log,
+checkpoint::Checkpoint open_checkpoint(const fs::path& path, const ConsoleLog& log,
                                        checkpoint::CheckpointUse use = checkpoint::CheckpointUse::kInference,
                                        const checkpoint::VerifyFiles& verify = verify_content);
 
@@ -62,8 +62,6 @@ class RunDirectory {
   RunDirectory(const config::RunConfig& config, bool is_main_rank);
   // Unless keep() was called, removes everything that create() created and that is still empty.
   ~RunDirectory();
-  RunDirectory(const RunDirectory&) = delete;
-  RunDirectory& operator=(const RunDirectory&) = delete;
 
   // Checks the space of the file system for checkpoints of `checkpoint_bytes` bytes. Logs a warning if it is
   // too small for all that the run holds at once: checkpoint.keep of them, and one that is written before
@@ -87,9 +85,9 @@ class RunDirectory {
   void remove_created() const;
 
   const config::RunConfig& config_;
-  std::filesystem::path path_;
+  fs::path path_;
   bool is_main_rank_;
-  std::filesystem::path first_created_;  // the outermost created directory; empty: none
+  fs::path first_created_;  // the outermost created directory; empty: none
   bool lock_is_new_ = false;
   bool kept_ = false;
   int64_t restarts_ = 0;

@@ -10,7 +10,6 @@
 namespace dtopp::runs {
 namespace {
 
-namespace fs = std::filesystem;
 namespace dom = simdjson::dom;
 
 class HistoryReader {

@@ -23,8 +23,6 @@ void print_number(std::string& out, const std::string& name, const char* type, c
   out += name + " " + std::to_string(value) + "\n";
 }
 
-using nlohmann::ordered_json;
-
 // Returns the number of characters of UTF-8 text.
 int64_t characters_of(std::string_view text) {
   return std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; });

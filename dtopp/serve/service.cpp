@@ -11,8 +11,6 @@
 namespace dtopp::serve {
 namespace {
 
-using nlohmann::ordered_json;
-
 constexpr char kCompletions[] = "/v1/completions";
 constexpr std::string_view kModels = "/v1/models";
 

@@ -72,8 +72,8 @@ std::vector<double> common_x(const std::vector<Points>& runs) {
   return x;
 }
 
-nlohmann::ordered_json numbers(const Curve& curve, std::optional<double> Interval::*part) {
-  auto list = nlohmann::ordered_json::array();
+ordered_json numbers(const Curve& curve, std::optional<double> Interval::*part) {
+  auto list = ordered_json::array();
   for (const Interval& y : curve.y) list.push_back(number_json(y.*part));
   return list;
 }
@@ -135,7 +135,7 @@ void write_curves(const Study& study, const std::vector<StudyRun>& runs,
             ? given->second
             : curves_of_run(runs::read_run_history(metrics_of_run(runs[i])), study.measures, kMostPoints));
   }
-  nlohmann::ordered_json json = {{"curves", nlohmann::ordered_json::array()}};
+  ordered_json json = {{"curves", ordered_json::array()}};
   for (const auto& [position, row] : rows) {
     for (const std::string& measure : study.measures) {
       for (const CurveAxis axis : kAxes) {

@@ -174,9 +174,8 @@ std::vector<GridPoint> points_of(const std::vector<Axis>& grid, const std::vecto
     if (points.size() * count > kMaxStudyRuns)
       throw UsageError("the study's grid has more points than a study may have runs");
     std::vector<GridPoint> more;
-    for (const GridPoint& point : points) {
+    for (const GridPoint& point : points)
       for (size_t i = 0; i < count; ++i) add(more.emplace_back(point), i);
-    }
     points = std::move(more);
   };
   for (const Axis& axis : grid) {
@@ -424,7 +423,7 @@ nlohmann::ordered_json json_of(const config::ConfigNode& value) {
 
 }  // namespace
 
-Study load_study(const std::filesystem::path& file, const std::vector<std::string>& arguments) {
+Study load_study(const fs::path& file, const std::vector<std::string>& arguments) {
   config::ConfigNode tree = config::read_config_file(file);
   refuse_run(tree);
   std::vector<int64_t> seeds_of_file;
@@ -440,7 +439,7 @@ Study load_study(const std::filesystem::path& file, const std::vector<std::strin
   std::vector<Variant>& variants = fields.variants;
   if (variants.empty()) variants.push_back({"base", {}});
   assign_seeds(fields, seeds_of_file, config::location_of(tree, "only"));
-  std::filesystem::path ledger = fields.ledger;
+  fs::path ledger = fields.ledger;
   if (!ledger.empty() && !ledger_is_argument) ledger = (file.parent_path() / ledger).lexically_normal();
   check(fields, tree);
   check_comparisons(fields);

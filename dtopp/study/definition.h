@@ -54,7 +54,7 @@ using GridPoint = std::vector<Setting>;
 inline constexpr size_t kMaxStudyRuns = 10000;
 
 struct Study {
-  std::filesystem::path file;
+  fs::path file;
   config::ConfigNode base;             // configuration that all runs share, with overrides applied
   std::vector<std::string> overrides;  // key=value arguments, which win over the method of a variant
   std::vector<int64_t> seeds;          // empty: the seed of the base
@@ -64,8 +64,8 @@ struct Study {
   std::vector<std::string> measures;
   std::vector<PlannedComparison> compare;
   std::vector<AfterCommand> after;
-  std::filesystem::path ledger;  // empty: none
-  std::filesystem::path output;
+  fs::path ledger;  // empty: none
+  fs::path output;
 };
 
 // Reads `file` and applies `arguments` (key=value).
@@ -76,7 +76,7 @@ struct Study {
 //
 // Throws: UsageError, with file, line and key, if a value is missing, unknown or of the wrong kind, or if two
 //         of the grid, a variant and an argument set the same key
-Study load_study(const std::filesystem::path& file, const std::vector<std::string>& arguments);
+Study load_study(const fs::path& file, const std::vector<std::string>& arguments);
 
 // The keys of one entry of `compare`.
 void visit_fields(config::SectionOf<VariantPair> auto& config, auto&& field) {
@@ -99,11 +99,11 @@ struct StudyRun {
   size_t variant = 0;  // index into Study::variants
   size_t point = 0;    // index into Study::points
   int64_t seed = 0;
-  std::string name{};                 // VARIANT[-GRID]-seedN, safe as a file name
-  std::filesystem::path directory{};  // OUTPUT/runs/NAME
-  config::RunConfig config{};         // its `name` and `output` are `name` and `directory`
-  std::string hash{};                 // hash_of(config)
-  bool selected = true;               // false: not to be trained now (Variant::runs)
+  std::string name{};          // VARIANT[-GRID]-seedN, safe as a file name
+  fs::path directory{};        // OUTPUT/runs/NAME
+  config::RunConfig config{};  // its `name` and `output` are `name` and `directory`
+  std::string hash{};          // hash_of(config)
+  bool selected = true;        // false: not to be trained now (Variant::runs)
 };
 
 // Returns the runs in execution order: all variants and grid points of the first seed come first.

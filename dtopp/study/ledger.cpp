@@ -14,8 +14,6 @@
 namespace dtopp::study {
 namespace {
 
-using nlohmann::ordered_json;
-
 constexpr uint64_t kMaxLedgerBytes = 1 << 28;
 
 // Eight significant digits, which a curve of single-precision values needs at most.
@@ -104,7 +102,7 @@ std::string lines_of(const std::vector<const LedgerRow*>& rows) {
 }
 
 // A path of data is a folder with a manifest, a file, or the prefix of a .bin and an .idx file.
-std::string hash_of_path(const std::filesystem::path& path) {
+std::string hash_of_path(const fs::path& path) {
   switch (path_kind(path)) {
     case PathKind::kDirectory:
       return hash_file(path / kManifestName);
@@ -132,7 +130,7 @@ void require_agreement(const LedgerRow& a, const std::string& place_of_a, const 
 
 LedgerKeeper::LedgerKeeper(const Study& study, const std::vector<StudyRun>& runs)
     : study_(study), runs_(runs) {
-  const std::filesystem::path& file = study.ledger;
+  const fs::path& file = study.ledger;
   if (file.empty() || path_kind(file) == PathKind::kNothing) return;
   const nlohmann::json json = parse_json(read_file(file, kMaxLedgerBytes), file.string());
   try {
@@ -171,7 +169,7 @@ void LedgerKeeper::write() const {
     (seen.insert(row->run).second ? current : earlier).push_back(&*row);
   std::ranges::reverse(current);
   std::ranges::reverse(earlier);
-  make_directories(std::filesystem::absolute(study_.ledger).parent_path());
+  make_directories(fs::absolute(study_.ledger).parent_path());
   write_file_atomically(
       study_.ledger, "{\"runs\": [" + lines_of(current) + "],\n\"earlier\": [" + lines_of(earlier) + "]}\n");
 }

@@ -180,7 +180,7 @@ std::vector<std::string> notes_of(const std::vector<TableRow>& rows, size_t inde
 }
 
 // The number at `key` of a command's result. Null is a number that was not finite.
-RunValue value_in(const std::filesystem::path& result, const std::string& key) {
+RunValue value_in(const fs::path& result, const std::string& key) {
   try {
     const nlohmann::json json = parse_json(read_file(result), result.string());
     const nlohmann::json& value = json.at(nlohmann::json::json_pointer("/" + key));
@@ -278,8 +278,6 @@ std::string escape_latex(const std::string& text) {
   }
   return out;
 }
-
-using nlohmann::ordered_json;
 
 ordered_json run_json(const Study& study, const StudyRun& run, const RunRecord& record,
                       const std::vector<RunValue>& values) {

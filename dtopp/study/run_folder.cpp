@@ -10,8 +10,6 @@
 namespace dtopp::study {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr uint64_t kMaxRecordBytes = 1 << 16;
 
 fs::path record_of(const fs::path& directory) { return directory / "study-run.json"; }
@@ -101,7 +99,7 @@ bool holds_run(const fs::path& directory, const std::string& hash) {
 }
 
 void write_record(const StudyRun& run, const RunRecord& record) {
-  nlohmann::ordered_json json = {
+  ordered_json json = {
       {"config_hash", run.hash}, {"status", enum_name(record.status)}, {"seconds", record.seconds}};
   if (!record.cause.empty()) json["cause"] = record.cause;
   if (!record.after.empty()) json["after"] = record.after;

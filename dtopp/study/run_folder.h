@@ -43,15 +43,15 @@ void write_record(const StudyRun& run, const RunRecord& record);
 std::vector<std::string> prepare_folder(const StudyRun& run);
 
 // Returns whether the folder holds the run with this checksum (StudyRun::hash).
-bool holds_run(const std::filesystem::path& directory, const std::string& hash);
+bool holds_run(const fs::path& directory, const std::string& hash);
 
-inline std::filesystem::path config_of_run(const StudyRun& run) { return run.directory / "study-run.yaml"; }
-inline std::filesystem::path console_of_run(const StudyRun& run) { return run.directory / "console.log"; }
-inline std::filesystem::path metrics_of_run(const StudyRun& run) { return run.directory / "metrics.jsonl"; }
-inline std::filesystem::path result_of(const StudyRun& run, const AfterCommand& command) {
+inline fs::path config_of_run(const StudyRun& run) { return run.directory / "study-run.yaml"; }
+inline fs::path console_of_run(const StudyRun& run) { return run.directory / "console.log"; }
+inline fs::path metrics_of_run(const StudyRun& run) { return run.directory / "metrics.jsonl"; }
+inline fs::path result_of(const StudyRun& run, const AfterCommand& command) {
   return run.directory / "after" / (command.name + ".json");
 }
-inline std::filesystem::path console_of(const StudyRun& run, const AfterCommand& command) {
+inline fs::path console_of(const StudyRun& run, const AfterCommand& command) {
   return run.directory / "after" / (command.name + ".log");
 }
 

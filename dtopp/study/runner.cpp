@@ -25,8 +25,7 @@ constexpr int kStopped = static_cast<int>(ExitStatus::kStopped);
 
 // Describes how a process ended, with the last error that it printed. Somebody may have truncated or removed
 // its console file.
-std::string cause_of(const std::filesystem::path& console, const launch::ChildEnd& end,
-                     uint64_t console_begin) {
+std::string cause_of(const fs::path& console, const launch::ChildEnd& end, uint64_t console_begin) {
   if (end.signal != 0) return "killed by " + launch::signal_name(end.signal);
   std::string cause = "ended with status " + std::to_string(end.status);
   try {
@@ -200,7 +199,7 @@ void StudyRunner::start_command(size_t index) {
   record.after.resize(commands_done(record, options_.after));
   if (record.after.size() == options_.after.size()) return;
   const AfterCommand& command = options_.after[record.after.size()];
-  const std::filesystem::path console = console_of(runs_[index], command);
+  const fs::path console = console_of(runs_[index], command);
   make_directories(console.parent_path());
   start({.index = index, .console = console, .command = &command}, words_of(command, runs_[index]));
 }

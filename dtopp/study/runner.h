@@ -45,7 +45,7 @@ class StudyProgress {
 
 struct RunnerOptions {
   int64_t slots = 1;                       // number of concurrent processes
-  std::filesystem::path program{};         // the executable; empty: this program
+  fs::path program{};                      // the executable; empty: this program
   int64_t threads = 0;                     // for each run whose configuration sets none; 0: all cores
   std::vector<double> costs{};             // cost per run in any unit; progress is their completed share
   std::vector<AfterCommand> after{};       // run in this order after each finished run
@@ -90,7 +90,7 @@ class StudyRunner {
     size_t index = 0;
     pid_t process = 0;
     Clock::time_point started{};
-    std::filesystem::path console{};
+    fs::path console{};
     uint64_t console_begin = 0;             // size of the console file before this start
     const AfterCommand* command = nullptr;  // nullptr: training
     double cost = 0;                        // cost that was left at the start

@@ -71,7 +71,7 @@ bool is_of_last_line(std::string_view measure) {
 }  // namespace
 
 Interval mean_interval(std::span<const double> values) {
-  Interval interval{.n = static_cast<int64_t>(values.size())};
+  Interval interval{.n = std::ssize(values)};
   if (values.empty() || !all_finite(values)) return interval;
   const Moments moments = moments_of(values);
   interval.mean = moments.mean;
@@ -83,7 +83,7 @@ PairedDifference paired_difference(std::span<const double> values, std::span<con
   if (values.size() != baseline.size())
     throw std::invalid_argument("paired_difference: " + std::to_string(values.size()) + " values, but " +
                                 std::to_string(baseline.size()) + " of the baseline");
-  PairedDifference difference{.n = static_cast<int64_t>(values.size())};
+  PairedDifference difference{.n = std::ssize(values)};
   if (values.empty() || !all_finite(values) || !all_finite(baseline)) return difference;
   std::vector<double> differences(values.size());
   std::ranges::transform(values, baseline, differences.begin(), std::minus<>{});
@@ -109,7 +109,7 @@ RatioInterval paired_ratio(std::span<const double> numerator, std::span<const do
   if (numerator.size() != denominator.size())
     throw std::invalid_argument("paired_ratio: " + std::to_string(numerator.size()) + " numerators, but " +
                                 std::to_string(denominator.size()) + " denominators");
-  RatioInterval interval{.n = static_cast<int64_t>(numerator.size())};
+  RatioInterval interval{.n = std::ssize(numerator)};
   if (numerator.empty() || !all_finite(numerator) || !all_finite(denominator)) return interval;
   const Moments above = moments_of(numerator), below = moments_of(denominator);
   if (below.mean == 0) return interval;

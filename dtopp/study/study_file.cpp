@@ -8,7 +8,6 @@
 namespace dtopp::study {
 namespace {
 
-namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 constexpr char kStudyFile[] = "study.json";

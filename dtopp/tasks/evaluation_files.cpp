@@ -13,7 +13,6 @@
 namespace dtopp::tasks {
 namespace {
 
-namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 constexpr uint64_t kMaxBytes = uint64_t{1} << 28;
@@ -129,8 +128,8 @@ void read_one(const Json& json, const fs::path& file, std::map<EvaluatedModel, E
 
 }  // namespace
 
-nlohmann::ordered_json to_json(const EvaluatedModel& model) {
-  nlohmann::ordered_json json = {{"step", model.step}};
+ordered_json to_json(const EvaluatedModel& model) {
+  ordered_json json = {{"step", model.step}};
   if (model.target_experts > 0) json["target_experts"] = model.target_experts;
   if (!model.p.empty()) json["p"] = model.p;
   if (model.in_bf16) json["precision"] = "bf16";

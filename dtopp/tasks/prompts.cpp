@@ -153,7 +153,7 @@ void add_contexts(Request& request, const Ids& preamble, const std::vector<Ids>&
     const int64_t cut = std::max<int64_t>(0, size - room);
     request.cut_tokens.push_back(cut);
     shared = shared && cut == request.cut_tokens.front();
-    const int64_t cut_preamble = std::min(cut, static_cast<int64_t>(preamble.size()));
+    const int64_t cut_preamble = std::min(cut, std::ssize(preamble));
     Ids& ids = request.contexts.emplace_back(preamble.begin() + cut_preamble, preamble.end());
     ids.insert(ids.end(), context.begin() + (cut - cut_preamble), context.end());
   }
@@ -225,7 +225,7 @@ PromptText make_prompt_text(const Task& task, std::span<const TaskItem> items, i
 
 std::vector<Request> make_requests(const Task& task, const DataSet& data, const data::Tokenizer& tokenizer,
                                    int64_t limit) {
-  const auto num_items = static_cast<int64_t>(data.items.size());
+  const auto num_items = std::ssize(data.items);
   const auto exemplars = draw_exemplars(num_items, task.shots, std::min(limit, num_items));
   int64_t max_new_tokens = 0;  // the same for every item
   if (task.type == TaskType::kGeneration) {

@@ -10,8 +10,6 @@
 namespace dtopp::tasks {
 namespace {
 
-using nlohmann::ordered_json;
-
 constexpr double kPercent = 100;
 
 bool has_perplexity(const TaskResult& result) {
@@ -46,7 +44,6 @@ const std::map<std::string_view, std::array<double, 4>> kRows = {
     {"agi_eval_sat_en", {26.5, 24.8, 27.7, 27.7}},
     {"average", {45.1, 49.0, 49.3, 50.9}}};
 
-namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr char kFormat[] = "dtopp task result 3";

@@ -116,7 +116,7 @@ std::optional<std::array<double, 4>> paper_results(std::string_view task);
 // It removes only tasks with such a record. All other files stay.
 
 // The folder for the results that will be written to `output`.
-std::filesystem::path kept_results_of(const std::filesystem::path& output);
+fs::path kept_results_of(const fs::path& output);
 
 class KeptResults {
  public:
@@ -124,11 +124,11 @@ class KeptResults {
   KeptResults() = default;
   // `key` holds the settings that a stored result must match. The task's checksum and number of items are
   // added to it.
-  KeptResults(std::filesystem::path folder, nlohmann::ordered_json key)
+  KeptResults(fs::path folder, nlohmann::ordered_json key)
       : folder_(std::move(folder)), key_(std::move(key)) {}
 
   bool keeps() const { return !folder_.empty(); }
-  const std::filesystem::path& folder() const { return folder_; }
+  const fs::path& folder() const { return folder_; }
 
   // The sums of a task that was finished with the same key; nullopt otherwise, also if its files are damaged
   // or unreadable.
@@ -148,7 +148,7 @@ class KeptResults {
   bool has_record(const Task& task) const;
   nlohmann::ordered_json key_of(const TaskRequests& requests) const;
 
-  std::filesystem::path folder_;
+  fs::path folder_;
   nlohmann::ordered_json key_;
   std::map<std::string, std::string> dumps_in_memory_;  // by file name
 };

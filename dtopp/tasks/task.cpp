@@ -67,8 +67,6 @@ std::vector<std::string_view> split(std::string_view names) {
   return parts;
 }
 
-namespace fs = std::filesystem;
-
 // The real files have at most 5 KB per line and 8 MB in all.
 constexpr uint64_t kMaxItemBytes = uint64_t{1} << 20;
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 28;
@@ -287,7 +285,7 @@ Answer judge(const Task& task, const TaskItem& item, const Scores& scores) {
   if (task.type != TaskType::kGeneration) {
     const std::vector<float>& gold = scores.log_probs.at(static_cast<size_t>(item.gold));
     answer.nll = -std::accumulate(gold.begin(), gold.end(), 0.0);
-    answer.tokens = static_cast<int64_t>(gold.size());
+    answer.tokens = std::ssize(gold);
   }
   switch (task.type) {
     case TaskType::kMultipleChoice:

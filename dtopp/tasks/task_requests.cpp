@@ -5,8 +5,8 @@
 #include "dtopp/base/json.h"
 
 namespace dtopp::tasks {
-TaskRequests prepare_requests(const Task& task, const std::filesystem::path& directory,
-                              const data::Tokenizer& tokenizer, int64_t limit) {
+TaskRequests prepare_requests(const Task& task, const fs::path& directory, const data::Tokenizer& tokenizer,
+                              int64_t limit) {
   TaskRequests prepared{.task = task, .data_sets = load_task(task, directory), .requests = {}};
   for (const DataSet& data : prepared.data_sets) {
     try {
@@ -58,7 +58,7 @@ std::vector<LongTask> take_out_long_tasks(std::vector<TaskRequests>& tasks, std:
 
 std::string dump_line(const Task& task, const DataSet& data, const Request& request, const Scores* scores,
                       const Answer* answer) {
-  nlohmann::ordered_json line = {{"task", task.name}, {"category", nullptr}, {"index", request.index}};
+  ordered_json line = {{"task", task.name}, {"category", nullptr}, {"index", request.index}};
   if (task.by_category) line["category"] = data.category;
   line["contexts"] = request.contexts;
   line["continuations"] = request.continuations;
@@ -78,10 +78,9 @@ std::string dump_line(const Task& task, const DataSet& data, const Request& requ
 
 void write_prompts(OutputFile& file, std::span<const TaskRequests> tasks) {
   for (const TaskRequests& requests : tasks) {
-    for (size_t i = 0; i < requests.data_sets.size(); ++i) {
+    for (size_t i = 0; i < requests.data_sets.size(); ++i)
       for (const Request& request : requests.requests[i])
         file.write(dump_line(requests.task, requests.data_sets[i], request, nullptr, nullptr) + "\n");
-    }
   }
 }
 

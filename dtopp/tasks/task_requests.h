@@ -14,8 +14,8 @@ struct TaskRequests {
 };
 
 // Calls load_task and make_requests for each data set. Errors name the task's file.
-TaskRequests prepare_requests(const Task& task, const std::filesystem::path& directory,
-                              const data::Tokenizer& tokenizer, int64_t limit);
+TaskRequests prepare_requests(const Task& task, const fs::path& directory, const data::Tokenizer& tokenizer,
+                              int64_t limit);
 
 struct PromptCounts {
   int64_t items = 0;

@@ -24,9 +24,8 @@ double bytes(const c10::IValue& value) {
   if (value.isTensor())
     return value.toTensor().defined() ? static_cast<double>(value.toTensor().nbytes()) : 0;
   double sum = 0;
-  if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) sum += static_cast<double>(tensor.nbytes());
-  }
+  if (value.isTensorList())
+    for (const Tensor& tensor : value.toTensorVector()) sum += static_cast<double>(tensor.nbytes());
   return sum;
 }
 
@@ -335,7 +334,7 @@ std::string StepProfile::table(const MachineRates& rates) const {
   return text + row("step", {measured, flops, bytes}, reached);
 }
 
-void StepProfile::save_trace(const std::filesystem::path& path) const {
+void StepProfile::save_trace(const fs::path& path) const {
   const auto microseconds = [](int64_t time) {
     return format("%lld.%03lld", static_cast<long long>(time / 1000), static_cast<long long>(time % 1000));
   };
@@ -367,12 +366,12 @@ StepTrace::~StepTrace() {
   if (recording_) profiler::disableProfiler();
 }
 
-void StepTrace::save(const std::filesystem::path& path) {
+void StepTrace::save(const fs::path& path) {
   recording_ = false;
-  std::filesystem::remove(path);
+  fs::remove(path);
   profiler::disableProfiler()->save(path);
   // The profiler reports no error.
-  if (!std::filesystem::exists(path)) throw DataError(path, ": the step's trace cannot be written");
+  if (!fs::exists(path)) throw DataError(path, ": the step's trace cannot be written");
 }
 
 StepRates StepMeter::rates(const StepResult& result) {

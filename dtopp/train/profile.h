@@ -62,7 +62,7 @@ class StepProfile {
   std::string table(const MachineRates& rates) const;
   // Writes the last step as a Chrome trace, which https://ui.perfetto.dev shows. DataError if the file cannot
   // be written.
-  void save_trace(const std::filesystem::path& path) const;
+  void save_trace(const fs::path& path) const;
 
  private:
   struct Name;
@@ -130,7 +130,7 @@ class StepTrace {
 
   // Ends the recording and writes it as a Chrome trace, which https://ui.perfetto.dev shows. The device must
   // have finished the step. DataError if the file cannot be written.
-  void save(const std::filesystem::path& path);
+  void save(const fs::path& path);
 
  private:
   bool recording_ = true;

@@ -25,7 +25,7 @@ struct Magnitude {
     is_finite = is_finite && std::isfinite(value);
     has_nan = has_nan || std::isnan(value);
   }
-  void add(const at::Tensor& tensor) {
+  void add(const Tensor& tensor) {
     if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.is_floating_point() ||
         tensor.numel() == 0)
       return;
@@ -35,7 +35,7 @@ struct Magnitude {
     if (value.isTensor()) add(value.toTensor());
     if (value.isDouble()) add(std::abs(value.toDouble()));
     if (!value.isTensorList()) return;
-    for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);
+    for (const Tensor& tensor : value.toTensorVector()) add(tensor);
   }
 };
 
@@ -69,8 +69,6 @@ std::vector<int64_t> index_of(int64_t element, at::IntArrayRef sizes) {
   for (size_t i = sizes.size(); i-- > 0; element /= sizes[i]) index[i] = element % sizes[i];
   return index;
 }
-
-using nlohmann::ordered_json;
 
 const char* name_of(Pass pass) { return pass == Pass::kForward ? "forward" : "backward"; }
 
@@ -279,16 +277,16 @@ class NonfiniteWatch::Observer {
   void describe(const std::vector<c10::IValue>& outputs) {
     for (; origin->output < outputs.size(); ++origin->output) {
       const c10::IValue& value = outputs[origin->output];
-      for (const at::Tensor& tensor :
+      for (const Tensor& tensor :
            value.isTensor() ? std::vector{value.toTensor()}
-                            : (value.isTensorList() ? value.toTensorVector() : std::vector<at::Tensor>())) {
+                            : (value.isTensorList() ? value.toTensorVector() : std::vector<Tensor>())) {
         Magnitude magnitude;
         magnitude.add(tensor);
         if (magnitude.is_finite) continue;
         origin->type = std::string(c10::toString(tensor.scalar_type())) + " " + c10::str(tensor.sizes());
         origin->nan = at::isnan(tensor).sum().item<int64_t>();
         origin->infinite = at::isinf(tensor).sum().item<int64_t>();
-        const at::Tensor bad = at::isfinite(tensor).logical_not().flatten();
+        const Tensor bad = at::isfinite(tensor).logical_not().flatten();
         origin->first_index = index_of(bad.to(at::kByte).argmax().item<int64_t>(), tensor.sizes());
         return;
       }

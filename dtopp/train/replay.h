@@ -42,8 +42,6 @@ class NonfiniteWatch {
  public:
   NonfiniteWatch();
   ~NonfiniteWatch();
-  NonfiniteWatch(const NonfiniteWatch&) = delete;
-  NonfiniteWatch& operator=(const NonfiniteWatch&) = delete;
 
   const std::optional<NonfiniteOrigin>& origin() const;
   // One entry per scope and pass, in the order of computation.

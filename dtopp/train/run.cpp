@@ -32,7 +32,7 @@ struct Abandoned : Stopped {
 
 class RanksOfRun final : public checkpoint::SavingRanks {
  public:
-  RanksOfRun(const optim::ParameterStore& parameters, const std::vector<at::Tensor>& shards,
+  RanksOfRun(const optim::ParameterStore& parameters, const std::vector<Tensor>& shards,
              distributed::Collectives& ranks, const std::atomic<bool>* abandoned)
       : parameters_(parameters), shards_(shards), ranks_(ranks), abandoned_(abandoned) {}
 
@@ -56,7 +56,7 @@ class RanksOfRun final : public checkpoint::SavingRanks {
 
  private:
   const optim::ParameterStore& parameters_;
-  const std::vector<at::Tensor>& shards_;
+  const std::vector<Tensor>& shards_;
   distributed::Collectives& ranks_;
   const std::atomic<bool>* abandoned_;  // null: training waits for this save
 };
@@ -103,7 +103,7 @@ double shared_or_mean(const std::vector<double>& values) {
 
 // Shares of all (token, layer) pairs.
 void add_shares(const moe::ActivationStatistics& activations, bool may_be_empty, runs::MetricRecord& record) {
-  const at::Tensor histogram = activations.histogram().sum(0).cpu();
+  const Tensor histogram = activations.histogram().sum(0).cpu();
   const auto* pairs_N = histogram.const_data_ptr<int64_t>();
   const auto all = static_cast<double>(activations.tokens() * activations.num_layers());
   for (const runs::CountRange& range : runs::count_ranges(histogram.numel() - 1)) {
@@ -280,7 +280,7 @@ void RunSaver::allocate_snapshot(uint64_t bytes, uint64_t room) {
 }
 
 RunSaver::Written RunSaver::write(const checkpoint::CheckpointContents& contents,
-                                  const std::vector<at::Tensor>& shards, distributed::Collectives& ranks,
+                                  const std::vector<Tensor>& shards, distributed::Collectives& ranks,
                                   const std::atomic<bool>* abandoned) const {
   if (metrics_) metrics_->sync();  // a run resumed from this checkpoint does not write these lines again
   RanksOfRun saving(trainer_.parameters(), shards, ranks, abandoned);
@@ -464,7 +464,7 @@ void Run::train_step() {
   // arrivals, the state at the start of a step would depend on timing.
   take_results(groups_.device.is_cpu() || traced ? 0 : 1);
   if (trace) {
-    const std::filesystem::path path = std::filesystem::path(config_.output) / "trace.json";
+    const fs::path path = fs::path(config_.output) / "trace.json";
     trace->save(path);
     log_.message(concat("step ", config_.logging.trace_step, " is recorded in ", path,
                         "; open it at https://ui.perfetto.dev"));
@@ -473,7 +473,7 @@ void Run::train_step() {
 }
 
 std::string Run::save_profile() const {
-  const std::filesystem::path folder = config_.output;
+  const fs::path folder = config_.output;
   // Other work on the machine slows a measurement, so the greater of two is nearer to the limit.
   const at::ScalarType type = device::compute_type(config_.training.precision, groups_.device);
   std::string table = profile_->table(

@@ -68,18 +68,18 @@ class RunSaver {
   void abandon() { abandoned_ = true; }
 
   // The run's newest complete checkpoint that this object knows of, at first the one it resumed from.
-  void resumed_from(const std::filesystem::path& checkpoint) { newest_ = checkpoint; }
-  const std::filesystem::path& newest_checkpoint() const { return newest_; }
+  void resumed_from(const fs::path& checkpoint) { newest_ = checkpoint; }
+  const fs::path& newest_checkpoint() const { return newest_; }
   // The times of a save that ended since the last call.
   std::optional<SaveTimes> take_times() { return std::exchange(times_, std::nullopt); }
 
  private:
   struct Written {
-    std::filesystem::path path;
+    fs::path path;
     double end = 0;  // seconds of a steady clock
   };
 
-  Written write(const checkpoint::CheckpointContents& contents, const std::vector<at::Tensor>& shards,
+  Written write(const checkpoint::CheckpointContents& contents, const std::vector<Tensor>& shards,
                 distributed::Collectives& ranks, const std::atomic<bool>* abandoned) const;
   void finish();
 
@@ -89,7 +89,7 @@ class RunSaver {
   const runs::RunDirectory& directory_;
   const std::optional<runs::MetricsWriter>& metrics_;
   ConsoleLog log_;
-  std::filesystem::path newest_;
+  fs::path newest_;
   std::optional<ops::HostSnapshot> snapshot_;
   std::optional<SaveTimes> times_;
   bool has_warned_ = false;
@@ -119,9 +119,9 @@ class Periodic {
 };
 
 struct RunSummary {
-  std::filesystem::path directory;
-  std::filesystem::path checkpoint;  // the final checkpoint
-  int64_t steps = 0;                 // of the whole run, as `tokens`
+  fs::path directory;
+  fs::path checkpoint;  // the final checkpoint
+  int64_t steps = 0;    // of the whole run, as `tokens`
   int64_t tokens = 0;
   bool already_complete = false;  // before train()
   std::string profile{};          // the table of profile(), on rank 0

@@ -48,8 +48,6 @@ std::string kernels_on(const at::Device& device) {
          ", dtopp: " + kLoops[static_cast<size_t>(ops::widest_simd())] + (ops::has_amx() ? ", AMX)" : ")");
 }
 
-namespace fs = std::filesystem;
-
 // Identifies a file, as opposed to a copy of it, on all hosts that share its file system; empty if it is
 // missing.
 std::string identity_of(const fs::path& path) {
@@ -318,12 +316,12 @@ void InitialParameters::require_fit(const std::vector<ParameterSpec>& specs) con
   }
 }
 
-void InitialParameters::fill(const ParameterSpec& spec, at::Tensor& whole) const {
+void InitialParameters::fill(const ParameterSpec& spec, Tensor& whole) const {
   if (is_new(spec)) {
     parameters::initialize(spec, static_cast<uint64_t>(here_.training.seed), whole);
     if (spec.role != ParameterRole::kRouter) return;
     // [copies, m, D] without the rows of zero experts
-    const at::Tensor rows =
+    const Tensor rows =
         whole.narrow(0, 0, here_.model.num_experts).view({-1, slices(), here_.model.hidden_size});
     rows.copy_(rows.narrow(1, 0, 1).clone());
     return;
@@ -331,24 +329,23 @@ void InitialParameters::fill(const ParameterSpec& spec, at::Tensor& whole) const
   const auto [name, shape] = stored(spec);
   const std::span<const std::byte> bytes = checkpoint_.parameter(name, shape);
   if (!is_upcycled(spec)) return ops::copy_from_bytes(bytes, whole);
-  const at::Tensor dense = at::empty(shape, whole.options());
+  const Tensor dense = at::empty(shape, whole.options());
   ops::copy_from_bytes(bytes, dense);
   fill_experts(spec, dense, whole);
 }
 
-void InitialParameters::fill_experts(const ParameterSpec& spec, const at::Tensor& dense,
-                                     at::Tensor& whole) const {
+void InitialParameters::fill_experts(const ParameterSpec& spec, const Tensor& dense, Tensor& whole) const {
   const int64_t m = slices(), D = here_.model.hidden_size, F = here_.model.ffn_hidden_size;
   // The slices of one copy, [m, 2F, D] or [m, D, F]
-  const at::Tensor parts = is_down(spec) ? dense.view({D, m, F}).transpose(0, 1) * m
-                                         : dense.view({2, m, F, D}).transpose(0, 1).reshape({m, 2 * F, D});
+  const Tensor parts = is_down(spec) ? dense.view({D, m, F}).transpose(0, 1) * m
+                                     : dense.view({2, m, F, D}).transpose(0, 1).reshape({m, 2 * F, D});
   whole.view({-1, m, spec.shape[1], spec.shape[2]}).copy_(parts);
   if (here_.training.upcycle_noise == 0) return;
   ParameterSpec noise = spec;
   noise.name = "noise of " + spec.name;
   noise.initial = {parameters::Distribution::kTruncatedNormal,
                    here_.training.upcycle_noise * parts.square().mean().sqrt().item<double>()};
-  at::Tensor drawn = at::empty_like(whole);
+  Tensor drawn = at::empty_like(whole);
   parameters::initialize(noise, static_cast<uint64_t>(here_.training.seed), drawn);
   whole.add_(drawn);
 }
@@ -399,8 +396,8 @@ std::optional<checkpoint::Checkpoint> checkpoint_to_resume(const fs::path& run,
   });
 }
 
-std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const config::RunConfig& config,
-                                                     const ConsoleLog& log, int64_t before) {
+std::optional<fs::path> begin_or_resume(Trainer& trainer, const config::RunConfig& config,
+                                        const ConsoleLog& log, int64_t before) {
   if (const auto own = checkpoint_to_resume(config.output, trainer.ranks(), log, before)) {
     require_same_run(*own, config, trainer.data(), log);
     trainer.restore(*own);

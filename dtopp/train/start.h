@@ -37,7 +37,7 @@ class InitialParameters {
   // Throws UsageError with the first tensor that the checkpoint lacks or has with another shape.
   void require_fit(const std::vector<parameters::ParameterSpec>& specs) const;
   // Fills an f32 tensor of the spec's shape.
-  void fill(const parameters::ParameterSpec& spec, at::Tensor& whole) const;
+  void fill(const parameters::ParameterSpec& spec, Tensor& whole) const;
 
   const checkpoint::Checkpoint& checkpoint() const { return checkpoint_; }
   const config::RunConfig& source_config() const { return source_config_; }  // of the checkpoint's run
@@ -50,7 +50,7 @@ class InitialParameters {
     return spec.role == parameters::ParameterRole::kExpert && source_config_.model.is_dense();
   }
   int64_t slices() const;
-  void fill_experts(const parameters::ParameterSpec& spec, const at::Tensor& dense, at::Tensor& whole) const;
+  void fill_experts(const parameters::ParameterSpec& spec, const Tensor& dense, Tensor& whole) const;
 
   const checkpoint::Checkpoint& checkpoint_;
   config::RunConfig source_config_;
@@ -72,8 +72,8 @@ void check_data(const models::TrainingData& data, distributed::Collectives& rank
 //                configuration, data or tokenizer; if another run's checkpoint has another model, or for a
 //                cool-down another configuration or no step left; errors of Checkpoint
 // Collective:    every rank
-std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const config::RunConfig& config,
-                                                     const ConsoleLog& log, int64_t before = runs::kAnyStep);
+std::optional<fs::path> begin_or_resume(Trainer& trainer, const config::RunConfig& config,
+                                        const ConsoleLog& log, int64_t before = runs::kAnyStep);
 
 // Finds the run's newest_checkpoint on rank 0 and opens it on all ranks.
 //
@@ -83,7 +83,7 @@ std::optional<std::filesystem::path> begin_or_resume(Trainer& trainer, const con
 // Throws:        errors of the search on rank 0; CheckpointError if the run has lost its checkpoints; errors
 //                of Checkpoint if a copy is damaged; RanksDiffer if a copy is of another checkpoint
 // Collective:    every rank
-std::optional<checkpoint::Checkpoint> checkpoint_to_resume(const std::filesystem::path& run,
+std::optional<checkpoint::Checkpoint> checkpoint_to_resume(const fs::path& run,
                                                            distributed::Collectives& ranks,
                                                            const ConsoleLog& log,
                                                            int64_t before = runs::kAnyStep);

@@ -9,7 +9,7 @@ namespace {
 enum class Reduce { kSum, kSumRows, kMax };
 
 struct Reduced {
-  at::Tensor StepNumbers::*number;
+  Tensor StepNumbers::*number;
   Reduce how;
 };
 
@@ -21,27 +21,27 @@ constexpr Reduced kReduced[] = {
     {&StepNumbers::statistics, Reduce::kSum},        {&StepNumbers::logit_sums, Reduce::kSum}};
 
 // The host reads these, and the metrics of the router.
-constexpr at::Tensor StepNumbers::*kRead[] = {&StepNumbers::losses,
-                                              &StepNumbers::grad_squares,
-                                              &StepNumbers::overflowed,
-                                              &StepNumbers::stop_requested,
-                                              &StepNumbers::max_assignments_L,
-                                              &StepNumbers::activations,
-                                              &StepNumbers::applied,
-                                              &StepNumbers::scale_L};
+constexpr Tensor StepNumbers::*kRead[] = {&StepNumbers::losses,
+                                          &StepNumbers::grad_squares,
+                                          &StepNumbers::overflowed,
+                                          &StepNumbers::stop_requested,
+                                          &StepNumbers::max_assignments_L,
+                                          &StepNumbers::activations,
+                                          &StepNumbers::applied,
+                                          &StepNumbers::scale_L};
 
-at::Tensor flat(const at::Tensor& number) { return number.to(at::kDouble).reshape({-1}); }
+Tensor flat(const Tensor& number) { return number.to(at::kDouble).reshape({-1}); }
 
 // This rank's values. Those of a maximum have a row per rank, zero in the rows of other ranks.
-at::Tensor contribution(const at::Tensor& number, Reduce how, const distributed::Collectives& ranks) {
-  const at::Tensor values = flat(number);
+Tensor contribution(const Tensor& number, Reduce how, const distributed::Collectives& ranks) {
+  const Tensor values = flat(number);
   if (how != Reduce::kMax) return values;
   return at::cat({values.new_zeros({ranks.rank() * values.numel()}), values,
                   values.new_zeros({(ranks.size() - 1 - ranks.rank()) * values.numel()})});
 }
 
-std::vector<double> list(const at::Tensor& on_host) {
-  const at::Tensor values = on_host.contiguous();
+std::vector<double> list(const Tensor& on_host) {
+  const Tensor values = on_host.contiguous();
   return {values.const_data_ptr<double>(), values.const_data_ptr<double>() + values.numel()};
 }
 
@@ -51,16 +51,16 @@ constexpr double kLargestNorm = 1e19;
 }  // namespace
 
 StepNumbers all_reduce(const StepNumbers& of_rank, distributed::Collectives& ranks) {
-  std::vector<at::Tensor> values;
+  std::vector<Tensor> values;
   for (const auto& [number, how] : kReduced) values.push_back(contribution(of_rank.*number, how, ranks));
-  const at::Tensor all = at::cat(values);
+  const Tensor all = at::cat(values);
   ranks.all_reduce_sum(all, "step").wait();
   StepNumbers numbers;
   int64_t begin = 0;
   for (size_t i = 0; i < values.size(); ++i) {
     const auto& [number, how] = kReduced[i];
-    const at::Tensor sum = all.narrow(0, begin, values[i].numel());
-    const at::Tensor& mine = of_rank.*number;
+    const Tensor sum = all.narrow(0, begin, values[i].numel());
+    const Tensor& mine = of_rank.*number;
     if (how == Reduce::kMax) {
       numbers.*number = sum.view({ranks.size(), mine.numel()}).amax(0);
     } else {
@@ -71,24 +71,24 @@ StepNumbers all_reduce(const StepNumbers& of_rank, distributed::Collectives& ran
   return numbers;
 }
 
-void StepSums::add_losses(int64_t micro_batch, const at::Tensor& total, const ops::NamedTensors& terms) {
-  std::vector<at::Tensor> values = {total};
+void StepSums::add_losses(int64_t micro_batch, const Tensor& total, const ops::NamedTensors& terms) {
+  std::vector<Tensor> values = {total};
   for (const auto& [name, value] : terms) values.push_back(value);
   losses.emplace_back(micro_batch, at::stack(values).to(at::kDouble));
 }
 
-void StepSums::add_statistics(const at::Tensor& of_micro_batch, const at::Tensor& logit_sums_of_micro_batch) {
-  const auto add = [](at::Tensor& sum, const at::Tensor& term) {
+void StepSums::add_statistics(const Tensor& of_micro_batch, const Tensor& logit_sums_of_micro_batch) {
+  const auto add = [](Tensor& sum, const Tensor& term) {
     if (term.defined()) sum = sum.defined() ? sum + term : term;
   };
   add(statistics, of_micro_batch);
   add(logit_sums, logit_sums_of_micro_batch);
 }
 
-StepNumbers StepSums::numbers(const StepShape& shape, const at::Tensor& squared_norms,
-                              const at::Tensor& overflowed) const {
+StepNumbers StepSums::numbers(const StepShape& shape, const Tensor& squared_norms,
+                              const Tensor& overflowed) const {
   const auto options = squared_norms.options();
-  const auto or_zeros = [&](const at::Tensor& sum, at::IntArrayRef sizes) {
+  const auto or_zeros = [&](const Tensor& sum, at::IntArrayRef sizes) {
     return sum.defined() ? sum.reshape(sizes) : at::zeros(sizes, options);
   };
   StepNumbers numbers;
@@ -117,17 +117,17 @@ StepInFlight::StepInFlight(StepResult known, StepShape shape, StepNumbers number
       numbers_(std::move(numbers)),
       begun_(begun),
       issued_(issued) {
-  numbers_.statistics = numbers_.logit_sums = at::Tensor();  // large, and the router has used them
-  std::vector<at::Tensor> values;
+  numbers_.statistics = numbers_.logit_sums = Tensor();  // large, and the router has used them
+  std::vector<Tensor> values;
   for (const auto number : kRead) values.push_back(flat(numbers_.*number));
   for (const auto& [name, metric] : numbers_.router) values.push_back(flat(metric));
-  copy_ = ops::HostCopy(std::vector<at::Tensor>{at::cat(values)});
+  copy_ = ops::HostCopy(std::vector<Tensor>{at::cat(values)});
 }
 
 StepResult StepInFlight::read() const {
-  const at::Tensor& all = copy_.get()[0];
+  const Tensor& all = copy_.get()[0];
   int64_t begin = 0;
-  const auto next = [&](const at::Tensor& on_device) {
+  const auto next = [&](const Tensor& on_device) {
     begin += on_device.numel();
     return all.narrow(0, begin - on_device.numel(), on_device.numel());
   };
@@ -154,9 +154,9 @@ StepResult StepInFlight::read() const {
 }
 
 StepDecision decide(const StepNumbers& numbers, const config::OptimizerConfig& config) {
-  const at::Tensor norm = numbers.grad_squares.sqrt();
+  const Tensor norm = numbers.grad_squares.sqrt();
   const double clip = config.grad_clip;
-  const at::Tensor divisor =
+  const Tensor divisor =
       (clip > 0 ? ((norm + 1e-6) / clip).clamp_min(1.0) : at::ones_like(norm)).to(at::kFloat);
   return {at::isfinite(numbers.losses[0])
               .logical_and(at::isfinite(divisor))

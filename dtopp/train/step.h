@@ -22,18 +22,18 @@ struct StepShape {
 // micro-batches of the step, N: the total and each loss term, C: chunks, L: routed layers.
 struct StepNumbers {
   // Each comment states the numbers of one rank, and then those of all ranks.
-  at::Tensor losses;        // [M, N], rows of other ranks are zero; then [N], the sum of the rows
-  at::Tensor grad_squares;  // [C], chunks of other ranks are zero; then [], the sum
-  at::Tensor
+  Tensor losses;        // [M, N], rows of other ranks are zero; then [N], the sum of the rows
+  Tensor grad_squares;  // [C], chunks of other ranks are zero; then [], the sum
+  Tensor
       overflowed;  // [], 1 if this step or one before it exceeded a capacity; then the number of these ranks
-  at::Tensor stop_requested;          // [], 1 if a stop is requested; then the number of these ranks
-  at::Tensor max_assignments_L;       // most token-expert pairs in a micro-batch; then the maximum
-  at::Tensor activations;             // ActivationStatistics::to_vector; then the sum
-  at::Tensor statistics, logit_sums;  // of the router; then the sums
+  Tensor stop_requested;          // [], 1 if a stop is requested; then the number of these ranks
+  Tensor max_assignments_L;       // most token-expert pairs in a micro-batch; then the maximum
+  Tensor activations;             // ActivationStatistics::to_vector; then the sum
+  Tensor statistics, logit_sums;  // of the router; then the sums
 
   // Set after the all-reduce.
-  at::Tensor applied;        // StepDecision
-  at::Tensor scale_L;        // theta used; empty unless dynamic
+  Tensor applied;            // StepDecision
+  Tensor scale_L;            // theta used; empty unless dynamic
   ops::NamedTensors router;  // Router::metrics
 };
 
@@ -43,24 +43,23 @@ StepNumbers all_reduce(const StepNumbers& of_rank, distributed::Collectives& ran
 // Adds up the results of a rank's forward and backward passes in one step, on its device.
 struct StepSums {
   // Per micro-batch: its index in the step, and f64 [1 + terms] with the total first.
-  std::vector<std::pair<int64_t, at::Tensor>> losses;
+  std::vector<std::pair<int64_t, Tensor>> losses;
   // int64: the largest number of token-expert pairs in a micro-batch, per layer; [0] for a dense model.
-  at::Tensor max_assignments_L;
+  Tensor max_assignments_L;
   moe::ActivationStatistics activations;
   // int64, of the router; undefined before the first, and if the router needs none.
-  at::Tensor statistics, logit_sums;
+  Tensor statistics, logit_sums;
   double data_seconds = 0;  // time spent waiting for data
   bool stop_requested = false;
 
   // Adds the losses of a micro-batch. total and terms: f32 [], detached.
-  void add_losses(int64_t micro_batch, const at::Tensor& total, const ops::NamedTensors& terms);
+  void add_losses(int64_t micro_batch, const Tensor& total, const ops::NamedTensors& terms);
   // Each may be undefined: none.
-  void add_statistics(const at::Tensor& of_micro_batch, const at::Tensor& logit_sums_of_micro_batch);
+  void add_statistics(const Tensor& of_micro_batch, const Tensor& logit_sums_of_micro_batch);
 
   // Numbers that this rank lacks are zero. squared_norms: of the gradients, f64 [chunks]; each is 0 on all
   // ranks but one. overflowed: bool [], see StepResult.
-  StepNumbers numbers(const StepShape& shape, const at::Tensor& squared_norms,
-                      const at::Tensor& overflowed) const;
+  StepNumbers numbers(const StepShape& shape, const Tensor& squared_norms, const Tensor& overflowed) const;
 };
 
 // Reports an optimizer step. A step leaves its numbers on the device and starts one copy of them. The host
@@ -123,8 +122,8 @@ inline bool is_abandoned(const StepSums& sums, int64_t ranks) { return sums.stop
 
 // Tensors on the step's device; the host does not wait for them.
 struct StepDecision {
-  at::Tensor applied;  // bool []: update parameters and controller; if false, only the position advances
-  at::Tensor divisor;  // f32 []: the gradients are divided by it
+  Tensor applied;  // bool []: update parameters and controller; if false, only the position advances
+  Tensor divisor;  // f32 []: the gradients are divided by it
 };
 
 // Applies the step if loss, gradients and the squares of the gradients are finite and no capacity was

@@ -38,7 +38,7 @@ void Trainer::initialize() {
 }
 
 void Trainer::initialize_from(const InitialParameters& parameters) {
-  store_.initialize([&](const auto& spec, at::Tensor& whole) { parameters.fill(spec, whole); });
+  store_.initialize([&](const auto& spec, Tensor& whole) { parameters.fill(spec, whole); });
   if (router_)
     moe::load_expert_normalization(*router_, parameters.checkpoint().router(),
                                    parameters.checkpoint().path());
@@ -61,8 +61,8 @@ void Trainer::record_training_data() {
   for (const auto& [source, hash] : data_.training_hashes) state_.training_data.push_back(hash);
 }
 
-at::Tensor Trainer::scales() const {
-  std::vector<at::Tensor> scales;
+Tensor Trainer::scales() const {
+  std::vector<Tensor> scales;
   for (const parameters::ParameterSpec& spec : store_.specs())
     if (spec.role == parameters::ParameterRole::kRouterScale)
       scales.push_back(store_.model_param(spec.name).detach());
@@ -88,10 +88,10 @@ StepShape Trainer::step_shape() const {
   return shape;
 }
 
-at::Tensor Trainer::overflows(const StepSums& sums) {
+Tensor Trainer::overflows(const StepSums& sums) {
   const std::vector<int64_t>& capacities = capacity_predictor_.capacity_L();
   if (capacities.empty()) return overflowed_;
-  const at::Tensor capacity_L = ops::to_device(at::tensor(capacities, at::kLong), store_.device());
+  const Tensor capacity_L = ops::to_device(at::tensor(capacities, at::kLong), store_.device());
   return overflowed_.logical_or(sums.max_assignments_L.gt(capacity_L).any());
 }
 
@@ -105,7 +105,7 @@ bool Trainer::step(const StopToken& stop) {
   training.recompute = config_.training.recompute;
   const StepSums sums = accumulate_gradients(training, stop);
   if (is_abandoned(sums, groups_.size())) return false;
-  const at::Tensor scale_L = scales();
+  const Tensor scale_L = scales();
   share_loss_names();
   state_.step += 1;
   state_.sample_position += config_.training.global_batch_size;
@@ -119,7 +119,7 @@ bool Trainer::step(const StopToken& stop) {
   result.lr = rates.lr;
   result.data_seconds = sums.data_seconds;
   result.may_select_none = config::may_select_none(config_.routing.method);
-  const at::Tensor squared_norms = [&] {
+  const Tensor squared_norms = [&] {
     RECORD_USER_SCOPE(std::string(kGradientNormScope));
     return store_.squared_norms();
   }();
@@ -227,9 +227,8 @@ void Trainer::accumulate_micro_batch(int64_t micro_batch, const moe::Routing& in
   sums.add_statistics(losses.statistics, losses.logit_sums);
   if (model_.num_routed_layers > 0)
     sums.max_assignments_L = at::maximum(sums.max_assignments_L, losses.activations.num_assignments());
-  if (loss_names_.empty()) {
+  if (loss_names_.empty())
     for (const auto& [name, value] : losses.values) loss_names_.push_back(name);
-  }
 }
 
 // Layer after layer: other ranks need the experts of a layer before they gather the parameters of later ones.
@@ -237,10 +236,10 @@ void Trainer::forward_empty() const {
   const auto ends_with = [](const parameters::ParameterSpec& spec, std::string_view end) {
     return spec.role == parameters::ParameterRole::kExpert && spec.name.ends_with(end);
   };
-  at::Tensor x_TD, gates_TE, gate_up;
+  Tensor x_TD, gates_TE, gate_up;
   int64_t layer = 0;
   for (const parameters::ParameterSpec& spec : store_.specs()) {
-    const at::Tensor weight = store_.model_param(spec.name);
+    const Tensor weight = store_.model_param(spec.name);
     if (!dispatcher_) continue;
     if (ends_with(spec, "gate_up_proj")) gate_up = weight;
     if (!ends_with(spec, "down_proj")) continue;

@@ -99,7 +99,7 @@ class Trainer {
   void record_training_data();
   StepShape step_shape() const;
   // theta per routed layer; [0] unless dynamic.
-  at::Tensor scales() const;
+  Tensor scales() const;
   // Runs the model forward and backward over this rank's micro-batches, until `stop` becomes true.
   StepSums accumulate_gradients(const moe::Routing& inputs, const StopToken& stop);
   void accumulate_micro_batch(int64_t micro_batch, const moe::Routing& inputs, StepSums& sums);
@@ -114,7 +114,7 @@ class Trainer {
   // Sends rank 0's loss names to ranks without micro-batches, once.
   void share_loss_names();
   // Whether this step, or an earlier one that must run again, exceeded its capacity: bool [].
-  at::Tensor overflows(const StepSums& sums);
+  Tensor overflows(const StepSums& sums);
   // Updates parameters and controller as decided, after the gradients are complete.
   void apply(StepNumbers& numbers, const optim::LearningRates& rates);
 
@@ -130,7 +130,7 @@ class Trainer {
   std::shared_ptr<moe::Router> router_;  // null: a dense model
   checkpoint::TrainingState state_;
   moe::CapacityPredictor capacity_predictor_;
-  at::Tensor overflowed_;  // bool []: a step exceeded its capacity; nothing is applied until it runs again
+  Tensor overflowed_;  // bool []: a step exceeded its capacity; nothing is applied until it runs again
   std::deque<StepInFlight> in_flight_;
   double last_arrival_ = 0;  // seconds of a steady clock
 };

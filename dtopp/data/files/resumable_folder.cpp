@@ -9,8 +9,6 @@
 namespace dtopp::data {
 namespace {
 
-using nlohmann::ordered_json;
-
 constexpr char kProgressName[] = "progress.json";
 
 [[noreturn]] void refuse(const fs::path& path) {

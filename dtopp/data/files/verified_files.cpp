@@ -65,7 +65,7 @@ VerifiedFiles read_record(const fs::path& folder) {
 }
 
 void write_record(const fs::path& folder, const VerifiedFiles& files) {
-  nlohmann::ordered_json about = nlohmann::ordered_json::object();
+  ordered_json about = ordered_json::object();
   ManifestFiles contents;
   for (const auto& [name, file] : files) {
     contents[name] = file.content;

@@ -86,7 +86,7 @@ std::vector<std::byte> ImageShard::piece(const TensorPlace& rows, const TensorPl
 int64_t ImageShard::label(uint64_t index) const {
   if (facts_->classes.empty()) return -1;
   const int64_t label = integer(*labels_, index);
-  if (label < 0 || label >= static_cast<int64_t>(facts_->classes.size()))
+  if (label < 0 || label >= std::ssize(facts_->classes))
     fail(index, "label " + std::to_string(label) + " is none of the " +
                     std::to_string(facts_->classes.size()) + " classes");
   return label;
@@ -200,8 +200,6 @@ std::vector<double> of_channels(const JsonFields& fields, const std::string& key
     fields.fail(key, "must be one number or one per channel");
   return numbers;
 }
-
-using nlohmann::ordered_json;
 
 // The value that the member names. `names` lists all names in an error.
 template <class Enum>
@@ -365,14 +363,13 @@ void require_alike(const ImageLayout& layout, const std::string& name, const Ima
 }
 
 std::string format_image_layout(const ImageLayout& layout) {
-  const nlohmann::ordered_json json = {
-      {"kind", layout.is_latent ? kLatents : kPixels},
-      {"shape", {layout.shape.channels, layout.shape.height, layout.shape.width}},
-      {"classes", layout.classes},
-      {"text_size", layout.text_size},
-      {"text_length", layout.text_length},
-      {"scale", layout.scale},
-      {"shift", layout.shift}};
+  const ordered_json json = {{"kind", layout.is_latent ? kLatents : kPixels},
+                             {"shape", {layout.shape.channels, layout.shape.height, layout.shape.width}},
+                             {"classes", layout.classes},
+                             {"text_size", layout.text_size},
+                             {"text_length", layout.text_length},
+                             {"scale", layout.scale},
+                             {"shift", layout.shift}};
   return dump_json(json, 2) + "\n";
 }
 

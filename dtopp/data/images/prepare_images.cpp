@@ -47,7 +47,7 @@ ImagePlan make_plan(const std::vector<fs::path>& sources) {
     throw DataError(sources.front(), ": pictures lie in ", folders.size(), " folders, more than the ",
                     kMaxClasses, " classes allowed");
   for (const std::string& folder : folders)  // in byte order
-    plan.classes.labels.emplace(folder, static_cast<int64_t>(plan.classes.labels.size()));
+    plan.classes.labels.emplace(folder, std::ssize(plan.classes.labels));
   return plan;
 }
 
@@ -110,7 +110,7 @@ class ImageWriter {
                                             : "latents",
         bytes_of(image.data));
     for (const Stream& stream : streams_)
-      if (stream.name == "bytes") put_number("offsets", static_cast<int64_t>(stream.file->size()));
+      if (stream.name == "bytes") put_number("offsets", std::ssize(*stream.file));
     put("latents_flip", bytes_of(image.flipped));
     put_number("labels", image.label);
     put("text", bytes_of(image.text));
@@ -320,7 +320,7 @@ void ImagePreparation::record() {
 }
 
 void ImagePreparation::write_record() {
-  nlohmann::ordered_json about = to_json(facts_);
+  ordered_json about = to_json(facts_);
   about["position"] = {{"source", source_}, {"sample", sample_}};
   folder_.record(std::move(about), files_);
 }

@@ -435,7 +435,7 @@ void agree(ImageFacts& facts, const ClassPlan& plan, const PreparedImage& image)
     facts.text_type = image.text_type;
     for (const auto& [folder, unused] : plan.labels) facts.classes.push_back(folder);  // in order of labels
   }
-  while (plan.by_number && image.label >= static_cast<int64_t>(facts.classes.size()))
+  while (plan.by_number && image.label >= std::ssize(facts.classes))
     facts.classes.push_back(std::to_string(facts.classes.size()));
   facts.text_length = std::max(facts.text_length, image.text_length);
 }

@@ -125,7 +125,7 @@ std::vector<uint64_t> counts_of(const std::vector<double>& weights) {
 // length.
 size_t choose(const std::vector<uint64_t>& counts, const std::vector<std::vector<uint32_t>>& positions,
               int64_t length, int64_t t) {
-  const auto slack = std::max<int64_t>(2 * static_cast<int64_t>(counts.size()) - 2, 1);
+  const auto slack = std::max<int64_t>(2 * std::ssize(counts) - 2, 1);
   size_t chosen = counts.size();
   int64_t soonest = 0;  // numerator of the chosen source's deadline; the denominator is its count
   for (size_t i = 0; i < counts.size(); ++i) {

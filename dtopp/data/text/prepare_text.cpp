@@ -69,10 +69,10 @@ PrepareTextOptions checked(PrepareTextOptions options) {
   return options;
 }
 
-nlohmann::ordered_json settings_of(const TextEncoder& encoder, const PrepareTextOptions& options) {
-  nlohmann::ordered_json settings = {{"tokenizer_hash", encoder.tokenizer_hash},
-                                     {"vocab_size", encoder.vocab_size},
-                                     {"end_of_text", encoder.end_of_text}};
+ordered_json settings_of(const TextEncoder& encoder, const PrepareTextOptions& options) {
+  ordered_json settings = {{"tokenizer_hash", encoder.tokenizer_hash},
+                           {"vocab_size", encoder.vocab_size},
+                           {"end_of_text", encoder.end_of_text}};
   if (!options.split_on.empty()) settings["split_on"] = options.split_on;
   if (!options.only.key.empty()) settings["only"] = {{options.only.key, options.only.value}};
   return settings;
@@ -377,7 +377,7 @@ void TextPreparation::add(const EncodedBatch& batch) {
 
 // `written` comes from sync(): ids must be on the device before the record that counts them.
 void TextPreparation::record(const WrittenTokens& written) {
-  nlohmann::ordered_json about = to_json(written.documents, written.tokens, written.max_token);
+  ordered_json about = to_json(written.documents, written.tokens, written.max_token);
   about["position"] = {{"source", position_.source},
                        {"offset", position_.text.offset},
                        {"line", position_.text.line},

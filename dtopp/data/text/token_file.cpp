@@ -205,8 +205,6 @@ int64_t TokenArray::scan(Hasher& ids) const {
   return largest;
 }
 
-using nlohmann::ordered_json;
-
 FolderKind token_folder_kind() {
   return {kTokenDataFormat, kPrepareRecordFormat, {kIndexName, kTokenizerName}, {kLengthsName}};
 }

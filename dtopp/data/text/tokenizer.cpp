@@ -161,7 +161,7 @@ struct AddedTokens {
 AddedTokens assign_added_tokens(const TokenizerSpec& spec, const Vocabulary& vocabulary,
                                 const std::string& file) {
   AddedTokens added;
-  int64_t next_id = static_cast<int64_t>(vocabulary.size());
+  int64_t next_id = std::ssize(vocabulary);
   for (const AddedToken& token : spec.added_tokens) {
     if (token.content.empty()) continue;
     const auto known = added.ids.find(token.content);
@@ -446,9 +446,9 @@ int64_t Tokenizer::text_bytes(int32_t id) const {
   if (token == nullptr || impl_->added.special.contains(*token)) return 0;
   std::string bytes;
   if (impl_->space_marks && impl_->space_marks->decodes) return marked_bytes(*token);
-  if (!impl_->byte_level_decoder) return static_cast<int64_t>(token->size());
+  if (!impl_->byte_level_decoder) return std::ssize(*token);
   impl_->model.alphabet().append_bytes(bytes, *token);
-  return static_cast<int64_t>(bytes.size());
+  return std::ssize(bytes);
 }
 
 int64_t Tokenizer::vocab_size() const {

@@ -415,7 +415,7 @@ std::optional<int32_t> Vocabulary::id(std::string_view token) const {
 }
 
 const std::string* Vocabulary::token(int32_t id) const {
-  if (id < 0 || id >= static_cast<int64_t>(tokens_.size())) return nullptr;
+  if (id < 0 || id >= std::ssize(tokens_)) return nullptr;
   return tokens_[id];
 }
 
@@ -484,7 +484,7 @@ int64_t marked_bytes(std::string_view token) {
   if (byte_of(token)) return 1;
   std::string text;
   append_with_spaces(token, text);
-  return static_cast<int64_t>(text.size());
+  return std::ssize(text);
 }
 
 TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& file) {

@@ -39,7 +39,7 @@ class Vocabulary {
   // Returns the token with this id; null if the id does not exist.
   const std::string* token(int32_t id) const;
   size_t size() const { return ids_.size(); }
-  int64_t largest_id() const { return static_cast<int64_t>(tokens_.size()) - 1; }
+  int64_t largest_id() const { return std::ssize(tokens_) - 1; }
 
  private:
   // Has a new random seed per load, so that no file can be crafted whose tokens all collide.

@@ -8,8 +8,8 @@ namespace {
 
 // Saves its inputs, its result and the sums of exponentials.
 struct CpuAttention : torch::autograd::Function<CpuAttention> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, bool causal) {
+  static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
+                        bool causal) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const AttentionResult result = attention_cpu(q, k, v, causal);
     context->save_for_backward({q, k, v, result.y_BHLK, result.logsumexp_BHL});
@@ -21,7 +21,7 @@ struct CpuAttention : torch::autograd::Function<CpuAttention> {
     const variable_list saved = context->get_saved_variables();
     const auto [q, k, v] = attention_backward_cpu(
         grads[0], saved[0], saved[1], saved[2], {saved[3], saved[4]}, context->saved_data["causal"].toBool());
-    return {q, k, v, at::Tensor()};
+    return {q, k, v, Tensor()};
   }
 };
 
@@ -34,14 +34,14 @@ struct Run {
   int64_t begin, count, length;
 
   // Views the run's tokens as [count, H, length, K].
-  at::Tensor of(const at::Tensor& x_THK) const {
+  Tensor of(const Tensor& x_THK) const {
     return x_THK.narrow(0, begin, count * length)
         .view({count, length, x_THK.size(1), x_THK.size(2)})
         .transpose(1, 2);
   }
 };
 
-std::vector<Run> runs_of(const at::Tensor& offsets) {
+std::vector<Run> runs_of(const Tensor& offsets) {
   const auto offset = offsets.accessor<int32_t, 1>();
   std::vector<Run> runs;
   for (int64_t i = 0; i + 1 < offset.size(0); ++i) {
@@ -57,10 +57,10 @@ std::vector<Run> runs_of(const at::Tensor& offsets) {
 
 // One autograd node for all documents. With one node per document, each would fill a gradient for all tokens.
 struct DocumentAttention : torch::autograd::Function<DocumentAttention> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, const at::Tensor& offsets) {
+  static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const Tensor& offsets) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    at::Tensor y = at::empty(q.sizes(), q.options());
+    Tensor y = at::empty(q.sizes(), q.options());
     variable_list saved = {q, k, v, y, offsets};
     for (const Run& run : runs_of(offsets)) {
       const AttentionResult part = attention_cpu(run.of(q), run.of(k), run.of(v), /*causal=*/true);
@@ -73,7 +73,7 @@ struct DocumentAttention : torch::autograd::Function<DocumentAttention> {
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor grad_y = grads[0].contiguous();
+    const Tensor grad_y = grads[0].contiguous();
     variable_list result;
     for (size_t i = 0; i < 3; ++i) result.push_back(at::empty(saved[i].sizes(), saved[i].options()));
     size_t lse = 5;
@@ -88,8 +88,8 @@ struct DocumentAttention : torch::autograd::Function<DocumentAttention> {
   }
 };
 
-at::Tensor on_cuda(const at::Tensor& q_THK, const at::Tensor& k_THK, const at::Tensor& v_THK,
-                   const at::Tensor& offsets, int64_t longest) {
+Tensor on_cuda(const Tensor& q_THK, const Tensor& k_THK, const Tensor& v_THK, const Tensor& offsets,
+               int64_t longest) {
   const int64_t K = q_THK.size(2);
   const bool flash =
       q_THK.scalar_type() == at::kBFloat16 && K % kFlashHeadMultiple == 0 && K <= kLargestFlashHead;
@@ -167,7 +167,7 @@ template <typename Scalar>
 
 // Copies the heads of a token to its place in a cache.
 template <typename Scalar>
-void append(const at::Tensor& x_TGK, const CachedSequence& sequence, const at::Tensor& cache_GLK) {
+void append(const Tensor& x_TGK, const CachedSequence& sequence, const Tensor& cache_GLK) {
   const int64_t G = cache_GLK.size(0), L = cache_GLK.size(1), K = cache_GLK.size(2);
   const auto* x = x_TGK.const_data_ptr<Scalar>() + sequence.row * G * K;
   auto* to = cache_GLK.mutable_data_ptr<Scalar>() + sequence.position * K;
@@ -176,7 +176,7 @@ void append(const at::Tensor& x_TGK, const CachedSequence& sequence, const at::T
 
 }  // namespace
 
-at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal) {
+Tensor self_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool causal) {
   TORCH_CHECK(q.dim() == 4 && k.sizes() == q.sizes() && v.sizes() == q.sizes(),
               "self_attention: expected q, k and v of one shape [B, H, L, K], got ", q.sizes(), ", ",
               k.sizes(), " and ", v.sizes());
@@ -185,8 +185,8 @@ at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
   return at::scaled_dot_product_attention(q, k, v, std::nullopt, 0.0, causal);
 }
 
-at::Tensor document_attention(const at::Tensor& q_THK, const at::Tensor& k_THK, const at::Tensor& v_THK,
-                              const at::Tensor& offsets, int64_t longest) {
+Tensor document_attention(const Tensor& q_THK, const Tensor& k_THK, const Tensor& v_THK,
+                          const Tensor& offsets, int64_t longest) {
   TORCH_CHECK(q_THK.dim() == 3 && k_THK.sizes() == q_THK.sizes() && v_THK.sizes() == q_THK.sizes(),
               "document_attention: expected q, k and v of one shape [T, H, K], got ", q_THK.sizes(), ", ",
               k_THK.sizes(), " and ", v_THK.sizes());
@@ -202,8 +202,8 @@ at::Tensor document_attention(const at::Tensor& q_THK, const at::Tensor& k_THK, 
   return DocumentAttention::apply(q_THK, k_THK, v_THK, offsets.contiguous());
 }
 
-void cached_attention(const at::Tensor& q_THK, const at::Tensor& k_TGK, const at::Tensor& v_TGK,
-                      std::span<const CachedSequence> sequences, const at::Tensor& y_THK) {
+void cached_attention(const Tensor& q_THK, const Tensor& k_TGK, const Tensor& v_TGK,
+                      std::span<const CachedSequence> sequences, const Tensor& y_THK) {
   const int64_t H = q_THK.size(1), G = k_TGK.size(1), K = q_THK.size(2);
   int64_t longest = 0;
   for (const CachedSequence& sequence : sequences) longest = std::max(longest, sequence.position + 1);
@@ -217,7 +217,7 @@ void cached_attention(const at::Tensor& q_THK, const at::Tensor& k_TGK, const at
     }
     const auto* q = q_THK.const_data_ptr<Scalar>();
     auto* y = y_THK.mutable_data_ptr<Scalar>();
-    at::parallel_for(0, static_cast<int64_t>(sequences.size()) * H, grain, [&](int64_t begin, int64_t end) {
+    at::parallel_for(0, std::ssize(sequences) * H, grain, [&](int64_t begin, int64_t end) {
       std::vector<float> scores(longest), sums(K);
       for (int64_t i = begin; i < end; ++i) {
         const CachedSequence& sequence = sequences[i / H];

@@ -14,7 +14,7 @@ namespace dtopp::ops {
 // Shapes:        q, k, v [B, H, L, K]
 // Returns:       [B, H, L, K]
 // Throws:        c10::Error "self_attention: …" if the shapes differ
-at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal);
+Tensor self_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool causal);
 
 // Causal self-attention within documents that are concatenated in one sequence: each token attends to itself
 // and the earlier tokens of its own document. A CPU runs attention_tiles_cpu.cpp once per run of equally long
@@ -25,12 +25,12 @@ at::Tensor self_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 // Returns:       [T, H, K]
 // Throws:        c10::Error "document_attention: …" if the shapes do not fit; on a CPU also for wrong offsets
 // Preconditions: no document has more than `longest` tokens; on a CUDA device the offsets are not checked
-at::Tensor document_attention(const at::Tensor& q_THK, const at::Tensor& k_THK, const at::Tensor& v_THK,
-                              const at::Tensor& offsets, int64_t longest);
+Tensor document_attention(const Tensor& q_THK, const Tensor& k_THK, const Tensor& v_THK,
+                          const Tensor& offsets, int64_t longest);
 
 struct CachedSequence {
   int64_t row;              // of the sequence's token in q, k, v and y
-  at::Tensor k_GLK, v_GLK;  // the cache, contiguous; its capacity includes the token
+  Tensor k_GLK, v_GLK;      // the cache, contiguous; its capacity includes the token
   int64_t first, position;  // the token attends to [first, position]; `position` is its own
 };
 
@@ -41,25 +41,24 @@ struct CachedSequence {
 //
 // Shapes:        q_THK and y_THK [T, H, K], k_TGK and v_TGK [T, G, K], G a divisor of H; all contiguous, f32
 //                or bf16
-void cached_attention(const at::Tensor& q_THK, const at::Tensor& k_TGK, const at::Tensor& v_TGK,
-                      std::span<const CachedSequence> sequences, const at::Tensor& y_THK);
+void cached_attention(const Tensor& q_THK, const Tensor& k_TGK, const Tensor& v_TGK,
+                      std::span<const CachedSequence> sequences, const Tensor& y_THK);
 
 // Self-attention on a CPU, forward and backward, without autograd. fp32 and bf16 are multiplied on dtopp's
 // tiles. libtorch computes heads of more than 256 numbers.
 
 // The result of attention, and the logarithm of each token's sum of exponentials.
 struct AttentionResult {
-  at::Tensor y_BHLK, logsumexp_BHL;
+  Tensor y_BHLK, logsumexp_BHL;
 };
 
 // self_attention. Results do not depend on the number of threads.
 //
 // Preconditions: q, k, v [B, H, L, K] of one shape, on a CPU, not empty
-AttentionResult attention_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal);
+AttentionResult attention_cpu(const Tensor& q, const Tensor& k, const Tensor& v, bool causal);
 
 // Returns the gradients of q, k and v.
-std::array<at::Tensor, 3> attention_backward_cpu(const at::Tensor& grad_y, const at::Tensor& q,
-                                                 const at::Tensor& k, const at::Tensor& v,
-                                                 const AttentionResult& result, bool causal);
+std::array<Tensor, 3> attention_backward_cpu(const Tensor& grad_y, const Tensor& q, const Tensor& k,
+                                             const Tensor& v, const AttentionResult& result, bool causal);
 
 }  // namespace dtopp::ops

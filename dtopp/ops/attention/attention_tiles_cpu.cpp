@@ -27,14 +27,14 @@ struct AttentionSizes {
   int64_t B, H, L, K;
   bool causal;
 
-  AttentionSizes(const at::Tensor& q_BHLK, bool is_causal)
+  AttentionSizes(const Tensor& q_BHLK, bool is_causal)
       : B(q_BHLK.size(0)), H(q_BHLK.size(1)), L(q_BHLK.size(2)), K(q_BHLK.size(3)), causal(is_causal) {}
 
   float scale() const { return 1 / std::sqrt(static_cast<float>(K)); }
   int64_t width() const { return round_up(K, kTile); }  // of a row of sums
 
   // Memory for a tensor [B, H, L, K]. The heads of a token lie side by side, as projections expect them.
-  at::Tensor empty(const at::TensorOptions& options) const {
+  Tensor empty(const at::TensorOptions& options) const {
     return at::empty({B, L, H, K}, options).transpose(1, 2);
   }
 };
@@ -51,9 +51,9 @@ struct Rows {
 // The heads of a tensor [B, H, L, K].
 template <typename Scalar>
 struct Heads {
-  at::Tensor x_BHLK;
+  Tensor x_BHLK;
 
-  explicit Heads(const at::Tensor& x) : x_BHLK(x.stride(-1) == 1 ? x : x.contiguous()) {}
+  explicit Heads(const Tensor& x) : x_BHLK(x.stride(-1) == 1 ? x : x.contiguous()) {}
 
   Rows<Scalar> of(int64_t head) const {  // head < B H
     const int64_t H = x_BHLK.size(1);
@@ -163,19 +163,19 @@ struct Kind<VectorTiles<float>> {
 
 // Calls `body` with a number of the tensor's type, float or bf16, and the tiles that multiply it.
 template <typename Body>
-void dispatch_kind(const at::Tensor& q, const Body& body) {
+void dispatch_kind(const Tensor& q, const Body& body) {
   if (q.scalar_type() == at::kFloat) return body(float{}, VectorTiles<float>{});
   if (MatrixUnit::available()) return body(c10::BFloat16{}, Bfloat16Tiles{});
   body(c10::BFloat16{}, VectorTiles<float>{});
 }
 
 // Tiles hold heads of kLargestHead numbers at most.
-bool multiplies_in_tiles(const at::Tensor& q) {
+bool multiplies_in_tiles(const Tensor& q) {
   const bool fits = q.size(3) <= kLargestHead;
   return fits && (q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16);
 }
 
-bool widens(const at::Tensor& q) { return q.scalar_type() == at::kBFloat16 && !has_bf16_matmul(q.device()); }
+bool widens(const Tensor& q) { return q.scalar_type() == at::kBFloat16 && !has_bf16_matmul(q.device()); }
 
 struct Softmax {
   float highest = -std::numeric_limits<float>::infinity();  // score
@@ -266,7 +266,7 @@ void attend(const ForwardHead<Scalar>& head, const AttentionSizes& s, int64_t be
 }
 
 template <typename Scalar, typename Tiles>
-void attend_to_all(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionSizes& s,
+void attend_to_all(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSizes& s,
                    const AttentionResult& out) {
   const Heads<Scalar> q_heads(q), k_heads(k), v_heads(v), y_heads(out.y_BHLK);
   auto* logsumexp = out.logsumexp_BHL.mutable_data_ptr<float>();
@@ -432,11 +432,10 @@ void backward_head(const BackwardHead<Scalar>& in, const AttentionSizes& s,
 }
 
 template <typename Scalar, typename Tiles>
-void backward_of_all(const std::array<at::Tensor, 8>& tensors, const at::Tensor& logsumexp,
-                     const AttentionSizes& s) {
+void backward_of_all(const std::array<Tensor, 8>& tensors, const Tensor& logsumexp, const AttentionSizes& s) {
   std::vector<Heads<Scalar>> heads;
   heads.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) heads.emplace_back(tensor);
+  for (const Tensor& tensor : tensors) heads.emplace_back(tensor);
   const auto* sums = logsumexp.const_data_ptr<float>();
   at::parallel_for(0, s.B * s.H, 1, [&](int64_t first, int64_t last) {
     const BackwardBuffers<Tiles> own(s, tensors[0].options());
@@ -452,7 +451,7 @@ void backward_of_all(const std::array<at::Tensor, 8>& tensors, const at::Tensor&
 }  // namespace
 }  // namespace attention_tiles
 
-AttentionResult attention_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal) {
+AttentionResult attention_cpu(const Tensor& q, const Tensor& k, const Tensor& v, bool causal) {
   using namespace attention_tiles;
   if (!multiplies_in_tiles(q)) {
     const at::ScalarType type = widens(q) ? at::kFloat : q.scalar_type();
@@ -469,11 +468,10 @@ AttentionResult attention_cpu(const at::Tensor& q, const at::Tensor& k, const at
   return out;
 }
 
-std::array<at::Tensor, 3> attention_backward_cpu(const at::Tensor& grad_y, const at::Tensor& q,
-                                                 const at::Tensor& k, const at::Tensor& v,
-                                                 const AttentionResult& result, bool causal) {
+std::array<Tensor, 3> attention_backward_cpu(const Tensor& grad_y, const Tensor& q, const Tensor& k,
+                                             const Tensor& v, const AttentionResult& result, bool causal) {
   using namespace attention_tiles;
-  const at::Tensor &y = result.y_BHLK, &logsumexp = result.logsumexp_BHL;
+  const Tensor &y = result.y_BHLK, &logsumexp = result.logsumexp_BHL;
   if (!multiplies_in_tiles(q)) {
     const at::ScalarType type = widens(q) ? at::kFloat : q.scalar_type();
     const auto [grad_q, grad_k, grad_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
@@ -483,8 +481,8 @@ std::array<at::Tensor, 3> attention_backward_cpu(const at::Tensor& grad_y, const
   RECORD_FUNCTION("dtopp::attention_backward",
                   (std::array<c10::IValue, 8>{grad_y, q, k, v, y, logsumexp, 0.0, causal}));
   const AttentionSizes s(q, causal);
-  std::array<at::Tensor, 3> grads;
-  for (at::Tensor& grad : grads) grad = s.empty(q.options());
+  std::array<Tensor, 3> grads;
+  for (Tensor& grad : grads) grad = s.empty(q.options());
   dispatch_kind(q, [&](auto scalar, auto tiles) {
     backward_of_all<decltype(scalar), decltype(tiles)>({grad_y, q, k, v, y, grads[0], grads[1], grads[2]},
                                                        logsumexp, s);

@@ -9,16 +9,16 @@
 namespace dtopp::ops {
 namespace {
 
-using Forward = at::Tensor(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                           const at::Tensor& sin_TK, double eps, bool centered);
-using Backward = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& grad_y_THK, const at::Tensor& x_TD,
-                                                    const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                                                    const at::Tensor& sin_TK, double eps, bool centered);
+using Forward = Tensor(const Tensor& x_TD, const Tensor& gain_N, const Tensor& cos_TK, const Tensor& sin_TK,
+                       double eps, bool centered);
+using Backward = std::tuple<Tensor, Tensor>(const Tensor& grad_y_THK, const Tensor& x_TD,
+                                            const Tensor& gain_N, const Tensor& cos_TK, const Tensor& sin_TK,
+                                            double eps, bool centered);
 
 // Saves only its inputs for the backward pass.
 struct NormRotaryFunction : torch::autograd::Function<NormRotaryFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& gain_N,
-                            const at::Tensor& cos_TK, const at::Tensor& sin_TK, double eps, bool centered) {
+  static Tensor forward(AutogradContext* context, const Tensor& x_TD, const Tensor& gain_N,
+                        const Tensor& cos_TK, const Tensor& sin_TK, double eps, bool centered) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     context->save_for_backward({x_TD, gain_N, cos_TK, sin_TK});
     context->saved_data["eps"] = eps;
@@ -31,7 +31,7 @@ struct NormRotaryFunction : torch::autograd::Function<NormRotaryFunction> {
     auto [grad_x, grad_gain] = call_op<"dtopp::norm_rotary_backward", Backward>(
         grads[0], saved[0], saved[1], saved[2], saved[3], context->saved_data["eps"].toDouble(),
         context->saved_data["centered"].toBool());
-    return {grad_x, grad_gain, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    return {grad_x, grad_gain, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -126,10 +126,10 @@ template <typename Scalar>
 
 // Calls body(tokens) with the inputs as contiguous numbers of x's type.
 template <typename Body>
-void with_tokens(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                 const at::Tensor& sin_TK, double eps, bool centered, const Body& body) {
-  const at::Tensor x = x_TD.contiguous(), gain = gain_N.contiguous(), cos = cos_TK.contiguous(),
-                   sin = sin_TK.contiguous();
+void with_tokens(const Tensor& x_TD, const Tensor& gain_N, const Tensor& cos_TK, const Tensor& sin_TK,
+                 double eps, bool centered, const Body& body) {
+  const Tensor x = x_TD.contiguous(), gain = gain_N.contiguous(), cos = cos_TK.contiguous(),
+               sin = sin_TK.contiguous();
   dispatch_scalar(x, [&](auto scalar) {
     using Scalar = decltype(scalar);
     body(Tokens<Scalar>{x.const_data_ptr<Scalar>(), gain.const_data_ptr<Scalar>(),
@@ -154,11 +154,11 @@ std::vector<TokenBuffers> for_tokens(const Tokens<Scalar>& in, const Body& body)
   return buffers;
 }
 
-at::Tensor norm_rotary_cpu(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                           const at::Tensor& sin_TK, double eps, bool centered) {
+Tensor norm_rotary_cpu(const Tensor& x_TD, const Tensor& gain_N, const Tensor& cos_TK, const Tensor& sin_TK,
+                       double eps, bool centered) {
   check_norm_rotary("norm_rotary_forward", x_TD, gain_N, cos_TK, sin_TK);
   const int64_t width = cos_TK.size(1);
-  at::Tensor y_THK = at::empty({x_TD.size(0), x_TD.size(1) / width, width}, x_TD.options());
+  Tensor y_THK = at::empty({x_TD.size(0), x_TD.size(1) / width, width}, x_TD.options());
   with_tokens(x_TD, gain_N, cos_TK, sin_TK, eps, centered,
               [&]<typename Scalar>(const Tokens<Scalar>& tokens) {
                 auto* y = y_THK.mutable_data_ptr<Scalar>();
@@ -169,15 +169,13 @@ at::Tensor norm_rotary_cpu(const at::Tensor& x_TD, const at::Tensor& gain_N, con
   return y_THK;
 }
 
-std::tuple<at::Tensor, at::Tensor> norm_rotary_backward_cpu(const at::Tensor& grad_y, const at::Tensor& x_TD,
-                                                            const at::Tensor& gain_N,
-                                                            const at::Tensor& cos_TK,
-                                                            const at::Tensor& sin_TK, double eps,
-                                                            bool centered) {
+std::tuple<Tensor, Tensor> norm_rotary_backward_cpu(const Tensor& grad_y, const Tensor& x_TD,
+                                                    const Tensor& gain_N, const Tensor& cos_TK,
+                                                    const Tensor& sin_TK, double eps, bool centered) {
   check_norm_rotary_backward(grad_y, x_TD, gain_N, cos_TK, sin_TK);
-  const at::Tensor grad_y_THK = grad_y.contiguous();
-  at::Tensor grad_x_TD = at::empty(x_TD.sizes(), x_TD.options());
-  at::Tensor grad_gain_N = at::zeros(gain_N.sizes(), at::kFloat);
+  const Tensor grad_y_THK = grad_y.contiguous();
+  Tensor grad_x_TD = at::empty(x_TD.sizes(), x_TD.options());
+  Tensor grad_gain_N = at::zeros(gain_N.sizes(), at::kFloat);
   with_tokens(
       x_TD, gain_N, cos_TK, sin_TK, eps, centered, [&]<typename Scalar>(const Tokens<Scalar>& tokens) {
         const auto* grad_y = grad_y_THK.const_data_ptr<Scalar>();
@@ -186,17 +184,16 @@ std::tuple<at::Tensor, at::Tensor> norm_rotary_backward_cpu(const at::Tensor& gr
           backward_token(tokens, t, grad_y + t * tokens.numbers(), buffers, grad_x + t * tokens.numbers());
         });
         auto* grad_gain = grad_gain_N.mutable_data_ptr<float>();
-        for (const TokenBuffers& share : shares) {
+        for (const TokenBuffers& share : shares)
           for (int64_t d = 0; d < tokens.hidden; ++d) grad_gain[d] += share.grad_gain_N[d];
-        }
       });
   return {grad_x_TD, grad_gain_N.to(gain_N.scalar_type())};
 }
 
 }  // namespace
 
-void check_norm_rotary(const char* op, const at::Tensor& x_TD, const at::Tensor& gain_N,
-                       const at::Tensor& cos_TK, const at::Tensor& sin_TK) {
+void check_norm_rotary(const char* op, const Tensor& x_TD, const Tensor& gain_N, const Tensor& cos_TK,
+                       const Tensor& sin_TK) {
   const auto dtype = x_TD.scalar_type();
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, op,
               ": expected x of dtype float32 or bfloat16, got ", dtype);
@@ -215,17 +212,16 @@ void check_norm_rotary(const char* op, const at::Tensor& x_TD, const at::Tensor&
   check_tensor(op, "sin", sin_TK, angles, {tokens, width});
 }
 
-void check_norm_rotary_backward(const at::Tensor& grad_y_THK, const at::Tensor& x_TD,
-                                const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                                const at::Tensor& sin_TK) {
+void check_norm_rotary_backward(const Tensor& grad_y_THK, const Tensor& x_TD, const Tensor& gain_N,
+                                const Tensor& cos_TK, const Tensor& sin_TK) {
   check_norm_rotary("norm_rotary_backward", x_TD, gain_N, cos_TK, sin_TK);
   const int64_t width = cos_TK.size(1);
   check_tensor("norm_rotary_backward", "grad_y", grad_y_THK, {x_TD.scalar_type(), x_TD.device()},
                {x_TD.size(0), x_TD.size(1) / width, width});
 }
 
-at::Tensor norm_rotary(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                       const at::Tensor& sin_TK, int64_t num_heads, double eps, bool centered) {
+Tensor norm_rotary(const Tensor& x_TD, const Tensor& gain_N, const Tensor& cos_TK, const Tensor& sin_TK,
+                   int64_t num_heads, double eps, bool centered) {
   TORCH_CHECK(x_TD.dim() == 2 && x_TD.size(1) == num_heads * cos_TK.size(1) && cos_TK.size(1) % 2 == 0 &&
                   cos_TK.size(0) == x_TD.size(0) && sin_TK.sizes() == cos_TK.sizes() && gain_N.dim() == 1 &&
                   gain_N.size(0) > 0 && x_TD.size(1) % gain_N.size(0) == 0,

@@ -21,13 +21,13 @@ namespace dtopp::ops {
 // Returns:       [T, num_heads, K] of x's type
 // Throws:        c10::Error "norm_rotary…" if the shapes, types or devices do not fit, or if N exceeds
 //                kWidestNorm on a CUDA device (cuda_types.h)
-at::Tensor norm_rotary(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                       const at::Tensor& sin_TK, int64_t num_heads, double eps, bool centered = true);
+Tensor norm_rotary(const Tensor& x_TD, const Tensor& gain_N, const Tensor& cos_TK, const Tensor& sin_TK,
+                   int64_t num_heads, double eps, bool centered = true);
 
 // Check the arguments of the CPU and CUDA kernels. `op` is the name that error messages begin with.
-void check_norm_rotary(const char* op, const at::Tensor& x_TD, const at::Tensor& gain_N,
-                       const at::Tensor& cos_TK, const at::Tensor& sin_TK);
-void check_norm_rotary_backward(const at::Tensor& grad_y_THK, const at::Tensor& x_TD,
-                                const at::Tensor& gain_N, const at::Tensor& cos_TK, const at::Tensor& sin_TK);
+void check_norm_rotary(const char* op, const Tensor& x_TD, const Tensor& gain_N, const Tensor& cos_TK,
+                       const Tensor& sin_TK);
+void check_norm_rotary_backward(const Tensor& grad_y_THK, const Tensor& x_TD, const Tensor& gain_N,
+                                const Tensor& cos_TK, const Tensor& sin_TK);
 
 }  // namespace dtopp::ops

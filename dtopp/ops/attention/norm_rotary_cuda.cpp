@@ -8,13 +8,13 @@ namespace {
 
 // Calls body(arguments of the kernels), whose tensors are contiguous.
 template <typename Body>
-void with_arguments(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                    const at::Tensor& sin_TK, double eps, bool centered, const Body& body) {
+void with_arguments(const Tensor& x_TD, const Tensor& gain_N, const Tensor& cos_TK, const Tensor& sin_TK,
+                    double eps, bool centered, const Body& body) {
   const int64_t N = gain_N.size(0);
   TORCH_CHECK(N <= cuda::kWidestNorm, "norm_rotary: expected a gain of at most ", cuda::kWidestNorm,
               " numbers on a CUDA device, got ", N);
-  const at::Tensor x = x_TD.contiguous(), gain = gain_N.contiguous(), cos = cos_TK.contiguous(),
-                   sin = sin_TK.contiguous();
+  const Tensor x = x_TD.contiguous(), gain = gain_N.contiguous(), cos = cos_TK.contiguous(),
+               sin = sin_TK.contiguous();
   const auto run = [&](auto scalar) {
     using Scalar = decltype(scalar);
     body(cuda::NormRotary<Scalar>{cuda::read<Scalar>(x), cuda::read<Scalar>(gain), cuda::read<float>(cos),
@@ -25,12 +25,12 @@ void with_arguments(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::
   run(cuda::Bfloat16{});
 }
 
-at::Tensor norm_rotary_cuda(const at::Tensor& x_TD, const at::Tensor& gain_N, const at::Tensor& cos_TK,
-                            const at::Tensor& sin_TK, double eps, bool centered) {
+Tensor norm_rotary_cuda(const Tensor& x_TD, const Tensor& gain_N, const Tensor& cos_TK, const Tensor& sin_TK,
+                        double eps, bool centered) {
   check_norm_rotary("norm_rotary_forward", x_TD, gain_N, cos_TK, sin_TK);
   const c10::DeviceGuard guard(x_TD.device());
   const int64_t width = cos_TK.size(1);
-  at::Tensor y_THK = at::empty({x_TD.size(0), x_TD.size(1) / width, width}, x_TD.options());
+  Tensor y_THK = at::empty({x_TD.size(0), x_TD.size(1) / width, width}, x_TD.options());
   with_arguments(x_TD, gain_N, cos_TK, sin_TK, eps, centered,
                  [&]<typename Scalar>(const cuda::NormRotary<Scalar>& in) {
                    cuda::norm_rotary(in, cuda::write<Scalar>(y_THK), cuda::current_stream(x_TD));
@@ -38,15 +38,13 @@ at::Tensor norm_rotary_cuda(const at::Tensor& x_TD, const at::Tensor& gain_N, co
   return y_THK;
 }
 
-std::tuple<at::Tensor, at::Tensor> norm_rotary_backward_cuda(const at::Tensor& grad_y, const at::Tensor& x_TD,
-                                                             const at::Tensor& gain_N,
-                                                             const at::Tensor& cos_TK,
-                                                             const at::Tensor& sin_TK, double eps,
-                                                             bool centered) {
+std::tuple<Tensor, Tensor> norm_rotary_backward_cuda(const Tensor& grad_y, const Tensor& x_TD,
+                                                     const Tensor& gain_N, const Tensor& cos_TK,
+                                                     const Tensor& sin_TK, double eps, bool centered) {
   check_norm_rotary_backward(grad_y, x_TD, gain_N, cos_TK, sin_TK);
   const c10::DeviceGuard guard(x_TD.device());
-  const at::Tensor grad_y_THK = grad_y.contiguous();
-  at::Tensor grad_x_TD = at::empty(x_TD.sizes(), x_TD.options()), grad_gain_BN;
+  const Tensor grad_y_THK = grad_y.contiguous();
+  Tensor grad_x_TD = at::empty(x_TD.sizes(), x_TD.options()), grad_gain_BN;
   with_arguments(
       x_TD, gain_N, cos_TK, sin_TK, eps, centered, [&]<typename Scalar>(const cuda::NormRotary<Scalar>& in) {
         grad_gain_BN =

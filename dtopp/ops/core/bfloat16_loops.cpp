@@ -25,10 +25,9 @@ void convert_scaled(const c10::BFloat16* from, float scale, c10::BFloat16* to, i
 
 void pack_left_columns(const c10::BFloat16* const* columns, int64_t present, int64_t M, c10::BFloat16* to,
                        int64_t stride) {
-  for (int64_t m = 0; m < M; ++m) {
+  for (int64_t m = 0; m < M; ++m)
     for (int64_t k = 0; k < kPackedDepth; ++k)
       to[m * stride + k] = k < present ? columns[k][m] : c10::BFloat16(0);
-  }
 }
 
 void pack_right_rows(const c10::BFloat16* even, const c10::BFloat16* odd, int64_t columns, c10::BFloat16* to,

@@ -27,7 +27,7 @@ auto call_op(const Arguments&... arguments) {
 }
 
 // Returns float64 for a float64 tensor, else float32.
-inline at::ScalarType accumulator_type(const at::Tensor& tensor) {
+inline at::ScalarType accumulator_type(const Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
@@ -37,7 +37,7 @@ struct Expected {
 };
 
 // Throws c10::Error "<op>: expected <name> …" if the dtype, device or shape of `tensor` differs.
-inline void check_tensor(const char* op, const char* name, const at::Tensor& tensor, const Expected& expected,
+inline void check_tensor(const char* op, const char* name, const Tensor& tensor, const Expected& expected,
                          c10::SymIntArrayRef sizes) {
   TORCH_CHECK(tensor.scalar_type() == expected.dtype && tensor.device() == expected.device &&
                   tensor.sym_sizes() == sizes,

@@ -28,12 +28,12 @@ namespace dtopp::ops {
 
 // The destination of one gradient: the sum, and whether to add to it.
 struct AccumulationTarget {
-  at::Tensor sum{};  // f32 (f64 for f64), contiguous, the parameter's shape; undefined: none
+  Tensor sum{};      // f32 (f64 for f64), contiguous, the parameter's shape; undefined: none
   bool add = false;  // true: add to the sum; false: overwrite it
 
   // For an op whose kernel cannot write to the sum. Moves the gradient into the sum and returns an undefined
   // tensor. Without a sum, returns the gradient.
-  at::Tensor take(at::Tensor gradient) const {
+  Tensor take(Tensor gradient) const {
     if (!sum.defined()) return gradient;
     add ? sum.add_(gradient) : sum.copy_(gradient);
     return {};
@@ -53,7 +53,7 @@ class GradientAccumulationHook : public torch::autograd::PostAccumulateGradHook 
   virtual void complete(const AccumulationTarget& target) = 0;
 
   // Returns the tensor's hook, or null if it has no GradientAccumulationHook.
-  static GradientAccumulationHook* of(const at::Tensor& parameter) {
+  static GradientAccumulationHook* of(const Tensor& parameter) {
     return dynamic_cast<GradientAccumulationHook*>(
         torch::autograd::impl::post_acc_grad_hooks(parameter).get());
   }

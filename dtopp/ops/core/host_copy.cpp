@@ -5,12 +5,12 @@
 namespace dtopp::ops {
 namespace {
 
-at::Tensor host_buffer(const at::Tensor& tensor) {
+Tensor host_buffer(const Tensor& tensor) {
   return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(!tensor.is_cpu()));
 }
 
 // An event after the work issued to the current stream of the tensors' device; none on a CPU.
-std::optional<c10::Event> event_after(const std::vector<at::Tensor>& tensors) {
+std::optional<c10::Event> event_after(const std::vector<Tensor>& tensors) {
   if (tensors.empty() || tensors[0].is_cpu()) return std::nullopt;
   const at::Device device = tensors[0].device();
   std::optional<c10::Event> event(device.type());
@@ -21,38 +21,38 @@ std::optional<c10::Event> event_after(const std::vector<at::Tensor>& tensors) {
 }  // namespace
 
 // The destination is page-locked, because copies to pageable memory make the host wait.
-HostCopy::HostCopy(const std::vector<at::Tensor>& tensors) {
-  for (const at::Tensor& tensor : tensors)
+HostCopy::HostCopy(const std::vector<Tensor>& tensors) {
+  for (const Tensor& tensor : tensors)
     tensors_.push_back(tensor.is_cpu() ? tensor : host_buffer(tensor).copy_(tensor, /*non_blocking=*/true));
   arrival_ = event_after(tensors);
 }
 
-const std::vector<at::Tensor>& HostCopy::get() const {
+const std::vector<Tensor>& HostCopy::get() const {
   if (arrival_) arrival_->synchronize();
   return tensors_;
 }
 
 // Filling the buffers takes their memory now, where a lack of it can still be reported.
-HostSnapshot::HostSnapshot(const std::vector<at::Tensor>& tensors) {
-  for (const at::Tensor& tensor : tensors) tensors_.push_back(host_buffer(tensor).zero_());
+HostSnapshot::HostSnapshot(const std::vector<Tensor>& tensors) {
+  for (const Tensor& tensor : tensors) tensors_.push_back(host_buffer(tensor).zero_());
 }
 
-void HostSnapshot::take(const std::vector<at::Tensor>& tensors) {
+void HostSnapshot::take(const std::vector<Tensor>& tensors) {
   for (size_t i = 0; i < tensors_.size(); ++i) tensors_[i].copy_(tensors.at(i), /*non_blocking=*/true);
   arrival_ = event_after(tensors);
 }
 
-at::Tensor to_device(const at::Tensor& host, const at::Device& device) {
+Tensor to_device(const Tensor& host, const at::Device& device) {
   if (device.is_cpu()) return host;
   return host.pin_memory().to(device, /*non_blocking=*/true);
 }
 
-void copy_from_bytes(std::span<const std::byte> bytes, const at::Tensor& tensor) {
+void copy_from_bytes(std::span<const std::byte> bytes, const Tensor& tensor) {
   TORCH_CHECK(bytes.size() == tensor.nbytes(), "copy_from_bytes: got ", bytes.size(), " bytes, expected ",
               tensor.nbytes());
   // The copy is bytewise, because bytes from a file may not be aligned for the tensor's type.
-  const auto size = static_cast<int64_t>(bytes.size());
-  const at::Tensor source = at::from_blob(const_cast<std::byte*>(bytes.data()), {size}, at::kByte);
+  const auto size = std::ssize(bytes);
+  const Tensor source = at::from_blob(const_cast<std::byte*>(bytes.data()), {size}, at::kByte);
   tensor.view({-1}).view(at::kByte).copy_(source);
 }
 

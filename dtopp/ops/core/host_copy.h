@@ -17,13 +17,13 @@ namespace dtopp::ops {
 class HostCopy {
  public:
   HostCopy() = default;
-  explicit HostCopy(const std::vector<at::Tensor>& tensors);
+  explicit HostCopy(const std::vector<Tensor>& tensors);
 
   // Waits until all copies are complete, on any thread.
-  const std::vector<at::Tensor>& get() const;
+  const std::vector<Tensor>& get() const;
 
  protected:
-  std::vector<at::Tensor> tensors_;
+  std::vector<Tensor> tensors_;
   std::optional<c10::Event> arrival_;
 };
 
@@ -31,18 +31,18 @@ class HostCopy {
 class HostSnapshot : public HostCopy {
  public:
   // Allocates the buffers; those of a device's tensors are page-locked.
-  explicit HostSnapshot(const std::vector<at::Tensor>& tensors);
+  explicit HostSnapshot(const std::vector<Tensor>& tensors);
 
   // Copies the tensors. Afterwards the caller may write to them, on a device in its current stream, whose
   // copies the host does not wait for.
-  void take(const std::vector<at::Tensor>& tensors);
+  void take(const std::vector<Tensor>& tensors);
 };
 
 // Copies a host tensor to the device asynchronously. Returns the tensor itself if the device is the CPU.
-at::Tensor to_device(const at::Tensor& host, const at::Device& device);
+Tensor to_device(const Tensor& host, const at::Device& device);
 
 // Fills a contiguous tensor on any device. `bytes` must have exactly the tensor's size.
-void copy_from_bytes(std::span<const std::byte> bytes, const at::Tensor& tensor);
+void copy_from_bytes(std::span<const std::byte> bytes, const Tensor& tensor);
 
 inline constexpr int64_t kHostPieceBytes = int64_t{64} << 20;
 
@@ -50,15 +50,15 @@ inline constexpr int64_t kHostPieceBytes = int64_t{64} << 20;
 // pieces of at most `piece_bytes`. A piece must hold at least one element. Pieces of a device tensor are
 // copied to the host first, to one pinned buffer: copies to pinned memory are several times as fast.
 template <typename Take>
-void copy_to_bytes(const at::Tensor& tensor, const Take& take, int64_t piece_bytes = kHostPieceBytes) {
+void copy_to_bytes(const Tensor& tensor, const Take& take, int64_t piece_bytes = kHostPieceBytes) {
   const int64_t piece = piece_bytes / static_cast<int64_t>(tensor.element_size());
   TORCH_CHECK(piece > 0, "copy_to_bytes: pieces of ", piece_bytes, " bytes are smaller than an element");
-  at::Tensor pinned;
+  Tensor pinned;
   if (!tensor.is_cpu())
     pinned =
         at::empty({std::min(piece, tensor.numel())}, tensor.options().device(at::kCPU).pinned_memory(true));
-  for (const at::Tensor& part : tensor.view({-1}).split(piece)) {
-    const at::Tensor host = pinned.defined() ? pinned.narrow(0, 0, part.numel()).copy_(part) : part;
+  for (const Tensor& part : tensor.view({-1}).split(piece)) {
+    const Tensor host = pinned.defined() ? pinned.narrow(0, 0, part.numel()).copy_(part) : part;
     take(std::span(static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()));
   }
 }

@@ -6,7 +6,7 @@
 
 namespace dtopp::ops {
 // The allocator is not used: the kernel gives large pages to memory that was never written to.
-at::Tensor empty_in_large_pages(at::IntArrayRef sizes, const at::TensorOptions& options) {
+Tensor empty_in_large_pages(at::IntArrayRef sizes, const at::TensorOptions& options) {
   constexpr size_t kLargePage = size_t{2} << 20;
   const size_t bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * options.dtype().itemsize();
   if (!options.device().is_cpu() || bytes < kLargePage) return at::empty(sizes, options);

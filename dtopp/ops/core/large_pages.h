@@ -9,6 +9,6 @@
 namespace dtopp::ops {
 
 // at::empty. On a CPU, a tensor of a large page or more lies in large pages as far as Linux has them free.
-at::Tensor empty_in_large_pages(at::IntArrayRef sizes, const at::TensorOptions& options);
+Tensor empty_in_large_pages(at::IntArrayRef sizes, const at::TensorOptions& options);
 
 }  // namespace dtopp::ops

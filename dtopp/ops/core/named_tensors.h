@@ -11,10 +11,10 @@
 
 namespace dtopp::ops {
 
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 // The places where an object stores tensors, by name.
-using StateTensors = std::vector<std::pair<std::string, at::Tensor*>>;
+using StateTensors = std::vector<std::pair<std::string, Tensor*>>;
 
 inline NamedTensors values_of(const StateTensors& stored) {
   NamedTensors values;
@@ -23,7 +23,7 @@ inline NamedTensors values_of(const StateTensors& stored) {
 }
 
 // Throws std::invalid_argument with `owner` in its message if no tensor has this name.
-inline const at::Tensor& find_tensor(const NamedTensors& tensors, std::string_view name, const char* owner) {
+inline const Tensor& find_tensor(const NamedTensors& tensors, std::string_view name, const char* owner) {
   for (const auto& [candidate, tensor] : tensors)
     if (candidate == name) return tensor;
   throw std::invalid_argument(std::string(owner) + ": no tensor is named " + std::string(name));

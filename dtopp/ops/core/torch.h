@@ -11,6 +11,10 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
+namespace dtopp {
+using at::Tensor;
+}
+
 namespace dtopp::ops {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;

@@ -8,27 +8,25 @@
 namespace dtopp::ops {
 namespace {
 
-using LossTuple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-using ForwardTuple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-using TensorPair = std::tuple<at::Tensor, at::Tensor>;
+using LossTuple = std::tuple<Tensor, Tensor, Tensor>;
+using ForwardTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using TensorPair = std::tuple<Tensor, Tensor>;
 
-at::TensorOptions loss_options(const at::Tensor& x_TD) {
-  return x_TD.options().dtype(accumulator_type(x_TD));
-}
+at::TensorOptions loss_options(const Tensor& x_TD) { return x_TD.options().dtype(accumulator_type(x_TD)); }
 
-ForwardTuple forward_meta(const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T,
+ForwardTuple forward_meta(const Tensor& x_TD, const Tensor& weight_VD, const Tensor& targets_T,
                           double /*z_weight*/, int64_t /*ignore_index*/, bool need_x, bool need_weight) {
   check_linear_cross_entropy("linear_cross_entropy_forward", x_TD, weight_VD, targets_T);
   const auto mean = [&] { return at::empty({}, loss_options(x_TD)); };
-  const auto like = [](bool need, const at::Tensor& input) {
+  const auto like = [](bool need, const Tensor& input) {
     return need ? at::empty_symint(input.sym_sizes(), input.options()) : at::empty({0}, input.options());
   };
   return {mean(), mean(), mean(), like(need_x, x_TD), like(need_weight, weight_VD)};
 }
 
 // The loss without gradients, on any device.
-LossTuple loss_alone(const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T,
-                     double z_weight, int64_t ignore_index) {
+LossTuple loss_alone(const Tensor& x_TD, const Tensor& weight_VD, const Tensor& targets_T, double z_weight,
+                     int64_t ignore_index) {
   check_linear_cross_entropy("linear_cross_entropy", x_TD, weight_VD, targets_T);
   auto [loss, nll, z, no_grad_x, no_grad_weight] =
       call_op<"dtopp::linear_cross_entropy_forward", decltype(forward_meta)>(
@@ -36,7 +34,7 @@ LossTuple loss_alone(const at::Tensor& x_TD, const at::Tensor& weight_VD, const 
   return {loss, nll, z};
 }
 
-TensorPair log_probs_meta(const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T) {
+TensorPair log_probs_meta(const Tensor& x_TD, const Tensor& weight_VD, const Tensor& targets_T) {
   check_linear_cross_entropy("token_log_probs", x_TD, weight_VD, targets_T);
   return {at::empty_symint({x_TD.sym_size(0)}, loss_options(x_TD)),
           at::empty_symint({x_TD.sym_size(0)}, x_TD.options().dtype(at::kLong))};
@@ -46,9 +44,9 @@ TensorPair log_probs_meta(const at::Tensor& x_TD, const at::Tensor& weight_VD, c
 // them. It scales them in place unless the graph is kept: a second copy of the weight's gradient would be the
 // largest tensor of a training step.
 struct LossFunction : torch::autograd::Function<LossFunction> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& weight_VD,
-                               const at::Tensor& targets_T, double z_weight, int64_t ignore_index,
-                               bool need_x, bool need_weight) {
+  static variable_list forward(AutogradContext* context, const Tensor& x_TD, const Tensor& weight_VD,
+                               const Tensor& targets_T, double z_weight, int64_t ignore_index, bool need_x,
+                               bool need_weight) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     auto [loss, nll, z, grad_x_TD, grad_weight_VD] =
         call_op<"dtopp::linear_cross_entropy_forward", decltype(forward_meta)>(
@@ -68,7 +66,7 @@ struct LossFunction : torch::autograd::Function<LossFunction> {
           "linear_cross_entropy: expected retain_graph=True before a second backward pass, got a graph "
           "whose gradients were freed");
       if (keep) return saved->second.toTensor() * grads[0];
-      at::Tensor grad = std::move(saved->second).toTensor();
+      Tensor grad = std::move(saved->second).toTensor();
       context->saved_data.erase(name);
       return grad.mul_(grads[0]);
     };
@@ -79,8 +77,8 @@ struct LossFunction : torch::autograd::Function<LossFunction> {
   }
 };
 
-LossTuple loss_autograd(const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T,
-                        double z_weight, int64_t ignore_index) {
+LossTuple loss_autograd(const Tensor& x_TD, const Tensor& weight_VD, const Tensor& targets_T, double z_weight,
+                        int64_t ignore_index) {
   check_linear_cross_entropy("linear_cross_entropy", x_TD, weight_VD, targets_T);
   if (at::GradMode::is_enabled() && (x_TD.requires_grad() || weight_VD.requires_grad())) {
     auto out = LossFunction::apply(x_TD, weight_VD, targets_T, z_weight, ignore_index, x_TD.requires_grad(),
@@ -92,16 +90,15 @@ LossTuple loss_autograd(const at::Tensor& x_TD, const at::Tensor& weight_VD, con
   return {out.loss, out.nll, out.z};
 }
 
-TensorPair log_probs_autograd(const at::Tensor& x_TD, const at::Tensor& weight_VD,
-                              const at::Tensor& targets_T) {
+TensorPair log_probs_autograd(const Tensor& x_TD, const Tensor& weight_VD, const Tensor& targets_T) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   return token_log_probs(x_TD, weight_VD, targets_T);
 }
 
 }  // namespace
 
-void check_linear_cross_entropy(const char* op, const at::Tensor& x_TD, const at::Tensor& weight_VD,
-                                const at::Tensor& targets_T) {
+void check_linear_cross_entropy(const char* op, const Tensor& x_TD, const Tensor& weight_VD,
+                                const Tensor& targets_T) {
   const auto dtype = x_TD.scalar_type();
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble, op,
               ": expected x of dtype float32, bfloat16 or float64, got ", dtype);
@@ -120,15 +117,15 @@ void check_linear_cross_entropy(const char* op, const at::Tensor& x_TD, const at
               " and ", targets_T.device());
 }
 
-CrossEntropy linear_cross_entropy(const at::Tensor& x_TD, const at::Tensor& weight_VD,
-                                  const at::Tensor& targets_T, double z_weight, int64_t ignore_index) {
+CrossEntropy linear_cross_entropy(const Tensor& x_TD, const Tensor& weight_VD, const Tensor& targets_T,
+                                  double z_weight, int64_t ignore_index) {
   auto [loss, nll, z] = call_op<"dtopp::linear_cross_entropy", decltype(loss_alone)>(
       x_TD, weight_VD, targets_T, z_weight, ignore_index);
   return {loss, nll, z};
 }
 
-std::tuple<at::Tensor, at::Tensor> token_log_probs(const at::Tensor& x_TD, const at::Tensor& weight_VD,
-                                                   const at::Tensor& targets_T) {
+std::tuple<Tensor, Tensor> token_log_probs(const Tensor& x_TD, const Tensor& weight_VD,
+                                           const Tensor& targets_T) {
   return call_op<"dtopp::token_log_probs", decltype(log_probs_meta)>(x_TD, weight_VD, targets_T);
 }
 

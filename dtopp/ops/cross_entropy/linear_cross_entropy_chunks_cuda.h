@@ -6,15 +6,15 @@
 namespace dtopp::ops::cuda {
 
 struct LossInputs {
-  at::Tensor x_TD, weight_VD, targets_T;
+  Tensor x_TD, weight_VD, targets_T;
   double z_weight;
   int64_t ignore_index;
   bool need_x, need_weight;
 };
 
 struct LossOutputs {
-  at::Tensor loss, nll, z;               // f32 (f64) []
-  at::Tensor grad_x_TD, grad_weight_VD;  // of the inputs' type; empty if not needed
+  Tensor loss, nll, z;               // f32 (f64) []
+  Tensor grad_x_TD, grad_weight_VD;  // of the inputs' type; empty if not needed
 };
 
 // Returns the number of tokens whose logits are formed at once.

@@ -22,7 +22,7 @@ int64_t logit_blocks(int64_t vocabulary) { return round_up(vocabulary, kBlockCol
 
 // Returns the indices of the tokens whose target is not ignored. Throws c10::Error, beginning with `op`, if a
 // target is out of range.
-std::vector<int64_t> counted_tokens(const char* op, const at::Tensor& targets_T, int64_t vocabulary,
+std::vector<int64_t> counted_tokens(const char* op, const Tensor& targets_T, int64_t vocabulary,
                                     std::optional<int64_t> ignore_index) {
   std::vector<int64_t> rows;
   const auto target = targets_T.accessor<int64_t, 1>();
@@ -154,9 +154,8 @@ std::vector<LogitSums<typename Tiles::Real>> form_logits(const Scalar* x_TD, con
         keep(block, columns, logits);
       });
   std::vector<LogitSums<Real>> sums(buffers.sums.begin(), buffers.sums.begin() + chunk.rows);
-  for (int64_t share = 1; share < buffers.shares; ++share) {
+  for (int64_t share = 1; share < buffers.shares; ++share)
     for (int64_t n = 0; n < chunk.rows; ++n) sums[n].add(buffers.sums[share * chunk.rows + n]);
-  }
   return sums;
 }
 
@@ -173,7 +172,7 @@ int64_t tokens_per_chunk(int64_t tokens, int64_t vocabulary, int64_t bytes) {
 }
 
 struct LossInputs {
-  at::Tensor x_TD, weight_VD;
+  Tensor x_TD, weight_VD;
   double share;  // weight of one token in the mean
   double z_weight;
   bool need_x, need_weight;
@@ -185,8 +184,8 @@ struct LossInputs {
 
 struct LossSums {
   double nll = 0, z = 0;
-  at::Tensor grad_x_TD;       // of x's type; undefined if not needed, like the next one
-  at::Tensor grad_weight_VD;  // fp32 (f64)
+  Tensor grad_x_TD;       // of x's type; undefined if not needed, like the next one
+  Tensor grad_weight_VD;  // fp32 (f64)
 };
 
 // True if gradients are rounded to bf16 as they are formed, directly into packed rows. The exponentials are
@@ -355,7 +354,7 @@ template <typename Scalar, typename Tiles>
 LossSums sum_chunks(const LossInputs& in, const int64_t* targets, const std::vector<int64_t>& counted) {
   using Real = typename Tiles::Real;
   const auto real = in.x_TD.options().dtype(c10::CppTypeToScalarType<Real>::value);
-  const int64_t total = static_cast<int64_t>(counted.size());
+  const int64_t total = std::ssize(counted);
   LossSums sums;
   if (in.need_x) sums.grad_x_TD = at::zeros(in.x_TD.sizes(), in.x_TD.options());
   if (in.need_weight) sums.grad_weight_VD = at::zeros(in.weight_VD.sizes(), real);
@@ -388,13 +387,14 @@ LossSums sum_chunks(const LossInputs& in, const int64_t* targets, const std::vec
   return sums;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_cpu(
-    const at::Tensor& x_TD, const at::Tensor& weight_VD, const at::Tensor& targets_T, double z_weight,
-    int64_t ignore_index, bool need_x, bool need_weight) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_cpu(const Tensor& x_TD, const Tensor& weight_VD,
+                                                               const Tensor& targets_T, double z_weight,
+                                                               int64_t ignore_index, bool need_x,
+                                                               bool need_weight) {
   check_linear_cross_entropy("linear_cross_entropy_forward", x_TD, weight_VD, targets_T);
   const auto counted = counted_tokens("linear_cross_entropy", targets_T, weight_VD.size(0), ignore_index);
   const double count = static_cast<double>(std::max<size_t>(counted.size(), 1));
-  const at::Tensor targets = targets_T.contiguous();
+  const Tensor targets = targets_T.contiguous();
   const LossInputs in{plain(x_TD), plain(weight_VD), 1 / count, z_weight, need_x, need_weight};
   LossSums sums;
   dispatch(x_TD, [&](auto scalar, auto tiles) {
@@ -411,9 +411,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_c
 constexpr int64_t kTokensPerChunk = 512;
 
 template <typename Scalar, typename Tiles>
-void fill_log_probs(const at::Tensor& x_TD, const at::Tensor& weight_VD, const int64_t* targets,
-                    const std::vector<int64_t>& tokens, const at::Tensor& log_probs_T,
-                    const at::Tensor& greedy_T) {
+void fill_log_probs(const Tensor& x_TD, const Tensor& weight_VD, const int64_t* targets,
+                    const std::vector<int64_t>& tokens, const Tensor& log_probs_T, const Tensor& greedy_T) {
   using Real = typename Tiles::Real;
   const int64_t total = x_TD.size(0), hidden = x_TD.size(1), vocabulary = weight_VD.size(0);
   if (total == 0) return;
@@ -434,14 +433,14 @@ void fill_log_probs(const at::Tensor& x_TD, const at::Tensor& weight_VD, const i
   }
 }
 
-std::tuple<at::Tensor, at::Tensor> log_probs_cpu(const at::Tensor& x_TD, const at::Tensor& weight_VD,
-                                                 const at::Tensor& targets_T) {
+std::tuple<Tensor, Tensor> log_probs_cpu(const Tensor& x_TD, const Tensor& weight_VD,
+                                         const Tensor& targets_T) {
   check_linear_cross_entropy("token_log_probs", x_TD, weight_VD, targets_T);
   const auto tokens = counted_tokens("token_log_probs", targets_T, weight_VD.size(0), std::nullopt);
   const auto real = x_TD.options().dtype(accumulator_type(x_TD));
-  const at::Tensor log_probs_T = at::empty({x_TD.size(0)}, real);
-  const at::Tensor greedy_T = at::empty({x_TD.size(0)}, real.dtype(at::kLong));
-  const at::Tensor targets = targets_T.contiguous();
+  const Tensor log_probs_T = at::empty({x_TD.size(0)}, real);
+  const Tensor greedy_T = at::empty({x_TD.size(0)}, real.dtype(at::kLong));
+  const Tensor targets = targets_T.contiguous();
   dispatch(x_TD, [&](auto scalar, auto tiles) {
     fill_log_probs<decltype(scalar), decltype(tiles)>(
         plain(x_TD), plain(weight_VD), targets.const_data_ptr<int64_t>(), tokens, log_probs_T, greedy_T);

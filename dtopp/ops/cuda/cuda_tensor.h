@@ -8,26 +8,26 @@ namespace dtopp::ops::cuda {
 
 // Returns torch's current stream of the tensor's device. A c10::DeviceGuard must have made the device
 // current.
-Stream current_stream(const at::Tensor& tensor);
+Stream current_stream(const Tensor& tensor);
 
 template <typename Number>
-const Number* read(const at::Tensor& tensor) {
+const Number* read(const Tensor& tensor) {
   return static_cast<const Number*>(tensor.const_data_ptr());
 }
 
 // Returns null if the tensor is undefined.
 template <typename Number>
-const Number* read_if(const at::Tensor& tensor) {
+const Number* read_if(const Tensor& tensor) {
   return tensor.defined() ? read<Number>(tensor) : nullptr;
 }
 
 template <typename Number>
-Number* write(const at::Tensor& tensor) {
+Number* write(const Tensor& tensor) {
   return static_cast<Number*>(tensor.mutable_data_ptr());
 }
 
 template <typename Number>
-Number* write_if(const at::Tensor& tensor) {
+Number* write_if(const Tensor& tensor) {
   return tensor.defined() ? write<Number>(tensor) : nullptr;
 }
 
@@ -38,20 +38,20 @@ inline void check_number_of_experts(const char* op, int64_t experts) {
 
 constexpr int64_t kAlignment = 16;  // bytes; required of the operands of matrix products
 
-inline bool begins_aligned(const at::Tensor& tensor) {
+inline bool begins_aligned(const Tensor& tensor) {
   return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
 }
 
 // Calls `body` with a value of the tensor's type: float or double.
 template <typename Body>
-void dispatch_real(const at::Tensor& tensor, const Body& body) {
+void dispatch_real(const Tensor& tensor, const Body& body) {
   if (tensor.scalar_type() == at::kDouble) return body(double{});
   body(float{});
 }
 
 // The same for float, double or Bfloat16.
 template <typename Body>
-void dispatch(const at::Tensor& tensor, const Body& body) {
+void dispatch(const Tensor& tensor, const Body& body) {
   if (tensor.scalar_type() == at::kBFloat16) return body(Bfloat16{});
   dispatch_real(tensor, body);
 }

@@ -202,7 +202,7 @@ inline int64_t thread_shares(int64_t rows) {
 // A buffer of equal parts, for example one per thread or one per expert of a group.
 template <typename Number>
 struct BufferParts {
-  at::Tensor buffer;
+  Tensor buffer;
   int64_t size;
 
   BufferParts(int64_t parts, int64_t numbers, const at::TensorOptions& options)
@@ -349,14 +349,14 @@ void sum_outer_products(const Left& left, const Right& right, int64_t K, int64_t
 
 // Calls `body` with a value of the tensor's type, float or bfloat16.
 template <typename Body>
-void dispatch_scalar(const at::Tensor& x, const Body& body) {
+void dispatch_scalar(const Tensor& x, const Body& body) {
   if (x.scalar_type() == at::kFloat) return body(float{});
   body(c10::BFloat16{});
 }
 
 // Calls `body` with a value of the tensor's type and the tiles that multiply this type.
 template <typename Body>
-void dispatch(const at::Tensor& x_TD, const Body& body) {
+void dispatch(const Tensor& x_TD, const Body& body) {
   if (x_TD.scalar_type() == at::kDouble) return body(double{}, VectorTiles<double>{});
   if (x_TD.scalar_type() == at::kFloat) return body(float{}, VectorTiles<float>{});
   if (MatrixUnit::available()) return body(c10::BFloat16{}, Bfloat16Tiles{});
@@ -365,6 +365,6 @@ void dispatch(const at::Tensor& x_TD, const Body& body) {
 
 // Returns the tensor without autograd, contiguous. Pool threads have their own autograd state, so the tensors
 // that they read must not require gradients.
-inline at::Tensor plain(const at::Tensor& tensor) { return tensor.detach().contiguous(); }
+inline Tensor plain(const Tensor& tensor) { return tensor.detach().contiguous(); }
 
 }  // namespace dtopp::ops

@@ -101,8 +101,8 @@ constexpr std::array<MultiplyDots, 6> kDotBlocks = {multiply_dots<1, kLocality>,
 #endif
 
 // Computes the columns [begin, end) of y_TN.
-void multiply_dot_columns(const at::Tensor& x_TD, const at::Tensor& weight_ND, int64_t begin, int64_t end,
-                          const at::Tensor& y_TN) {
+void multiply_dot_columns(const Tensor& x_TD, const Tensor& weight_ND, int64_t begin, int64_t end,
+                          const Tensor& y_TN) {
   constexpr int64_t kDotRows = DotProducts::kMostRows;
   const int64_t T = x_TD.size(0), D = x_TD.size(1), N = weight_ND.size(0);
   const auto *x = x_TD.const_data_ptr<Number>(), *weight = weight_ND.const_data_ptr<Number>();
@@ -125,7 +125,7 @@ void multiply_dot_columns(const at::Tensor& x_TD, const at::Tensor& weight_ND, i
 
 }  // namespace
 
-bool DotProducts::multiply_rows_of(const at::Tensor& x, int64_t rows) {
+bool DotProducts::multiply_rows_of(const Tensor& x, int64_t rows) {
   return x.is_cpu() && x.scalar_type() == at::kBFloat16 && has_avx512_bf16() &&
          (rows < kRowsBeforeTiles || !has_amx());
 }
@@ -134,7 +134,7 @@ bool DotProducts::multiply_rows_of(const at::Tensor& x, int64_t rows) {
 void DotProducts::multiply(const Number* const* rows, int64_t M, const Number* weight_NK, int64_t N,
                            int64_t K, float* C, int64_t ldc, const Number* next_NK) {
   const auto& dot_blocks = M <= kRowsInFirstCache ? kDotBlocks<kFirstCache> : kDotBlocks<kSecondCache>;
-  const auto most = static_cast<int64_t>(dot_blocks.size()), blocks = (M + most - 1) / most;
+  const auto most = std::ssize(dot_blocks), blocks = (M + most - 1) / most;
   if (next_NK == nullptr) next_NK = weight_NK + N * K;
   for (int64_t n = 0; n < N; n += kDotColumns) {
     const int64_t present = std::min(kDotColumns, N - n);
@@ -157,12 +157,12 @@ void DotProducts::multiply(const Number* const*, int64_t, const Number*, int64_t
                            const Number*) {}
 #endif
 
-std::vector<at::Tensor> multiply_by_dot_products(const at::Tensor& x_TD, at::TensorList weights,
-                                                 at::ScalarType type) {
-  const at::Tensor x_rows = x_TD.contiguous();
-  std::vector<at::Tensor> plain_weights, products;
+std::vector<Tensor> multiply_by_dot_products(const Tensor& x_TD, at::TensorList weights,
+                                             at::ScalarType type) {
+  const Tensor x_rows = x_TD.contiguous();
+  std::vector<Tensor> plain_weights, products;
   std::vector<int64_t> first_unit = {0};  // of each weight; a unit is kPanelColumns columns
-  for (const at::Tensor& weight_ND : weights) {
+  for (const Tensor& weight_ND : weights) {
     plain_weights.push_back(weight_ND.contiguous());
     products.push_back(at::empty({x_TD.size(0), weight_ND.size(0)}, x_TD.options().dtype(type)));
     first_unit.push_back(first_unit.back() + (weight_ND.size(0) + kPanelColumns - 1) / kPanelColumns);

@@ -15,7 +15,7 @@ struct DotProducts {
 
   // Returns true if `rows` rows of x are multiplied in this way: bf16 on a CPU with AVX512_BF16, and few rows
   // if it has AMX, whose tiles are several times as fast with many.
-  static bool multiply_rows_of(const at::Tensor& x, int64_t rows);
+  static bool multiply_rows_of(const Tensor& x, int64_t rows);
 
   // C[m * ldc + n] = sum over k < K of rows[m][k] weight_NK[n * K + k], for m < M and n < N. next_NK: the
   // weights that the caller multiplies next, which are prefetched; null: those behind weight_NK.
@@ -24,7 +24,6 @@ struct DotProducts {
 };
 
 // x_TD W_ND^T of each weight, in `type`, bf16 or fp32. Threads are woken once for all weights.
-std::vector<at::Tensor> multiply_by_dot_products(const at::Tensor& x_TD, at::TensorList weights,
-                                                 at::ScalarType type);
+std::vector<Tensor> multiply_by_dot_products(const Tensor& x_TD, at::TensorList weights, at::ScalarType type);
 
 }  // namespace dtopp::ops

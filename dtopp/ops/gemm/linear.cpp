@@ -133,10 +133,10 @@ void multiply_columns(const Scalar* left_KM, const Scalar* right_KN, int64_t M, 
 
 // y = x W^T on packed tiles. It saves only its inputs. A bf16 product is formed in fp32 and rounded once.
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     context->save_for_backward({x, weight});
-    const at::Tensor x_TD = x.reshape({-1, x.size(-1)}).contiguous();
+    const Tensor x_TD = x.reshape({-1, x.size(-1)}).contiguous();
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
     return multiply_transposed_cpu(x_TD, weight.contiguous(), weight.scalar_type()).view(sizes);
@@ -144,10 +144,10 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor& x = saved[0];
-    const at::Tensor& weight = saved[1];
-    const at::Tensor grad_y_TN = grads[0].reshape({-1, weight.size(0)}).contiguous();
-    at::Tensor grad_x, grad_weight;
+    const Tensor& x = saved[0];
+    const Tensor& weight = saved[1];
+    const Tensor grad_y_TN = grads[0].reshape({-1, weight.size(0)}).contiguous();
+    Tensor grad_x, grad_weight;
     if (context->needs_input_grad(0)) grad_x = multiply_cpu(grad_y_TN, weight.contiguous()).view(x.sizes());
     if (context->needs_input_grad(1))
       grad_weight = multiply_left_transposed_cpu(grad_y_TN, x.reshape({-1, x.size(-1)}).contiguous());
@@ -155,7 +155,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 };
 
-void check_linear(const at::Tensor& x, const at::Tensor& weight) {
+void check_linear(const Tensor& x, const Tensor& weight) {
   TORCH_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1),
               "linear: expected x [..., D] and weight [N, D], got ", x.sizes(), " and ", weight.sizes());
   TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "linear: expected one dtype, got x ", x.scalar_type(),
@@ -164,10 +164,10 @@ void check_linear(const at::Tensor& x, const at::Tensor& weight) {
 
 }  // namespace
 
-at::Tensor multiply_transposed_cpu(const at::Tensor& x_TD, const at::Tensor& weight_ND, at::ScalarType type) {
+Tensor multiply_transposed_cpu(const Tensor& x_TD, const Tensor& weight_ND, at::ScalarType type) {
   RECORD_FUNCTION("dtopp::multiply_transposed", (Operands{x_TD, weight_ND}));
   const int64_t T = x_TD.size(0), D = x_TD.size(1), N = weight_ND.size(0);
-  at::Tensor y_TN = at::empty({T, N}, x_TD.options().dtype(type));
+  Tensor y_TN = at::empty({T, N}, x_TD.options().dtype(type));
   dispatch(x_TD, [&](auto scalar, auto tiles) {
     using Scalar = decltype(scalar);
     using Tiles = decltype(tiles);
@@ -186,10 +186,10 @@ at::Tensor multiply_transposed_cpu(const at::Tensor& x_TD, const at::Tensor& wei
   return y_TN;
 }
 
-at::Tensor multiply_cpu(const at::Tensor& grad_y_TN, const at::Tensor& weight_ND) {
+Tensor multiply_cpu(const Tensor& grad_y_TN, const Tensor& weight_ND) {
   RECORD_FUNCTION("dtopp::multiply", (Operands{grad_y_TN, weight_ND}));
   const int64_t T = grad_y_TN.size(0), N = grad_y_TN.size(1), D = weight_ND.size(1);
-  at::Tensor grad_x_TD = at::empty({T, D}, grad_y_TN.options());
+  Tensor grad_x_TD = at::empty({T, D}, grad_y_TN.options());
   dispatch(grad_y_TN, [&](auto scalar, auto tiles) {
     using Scalar = decltype(scalar);
     using Tiles = decltype(tiles);
@@ -205,10 +205,10 @@ at::Tensor multiply_cpu(const at::Tensor& grad_y_TN, const at::Tensor& weight_ND
   return grad_x_TD;
 }
 
-at::Tensor multiply_left_transposed_cpu(const at::Tensor& grad_y_TN, const at::Tensor& x_TD) {
+Tensor multiply_left_transposed_cpu(const Tensor& grad_y_TN, const Tensor& x_TD) {
   RECORD_FUNCTION("dtopp::multiply_left_transposed", (Operands{grad_y_TN, x_TD}));
   const int64_t T = grad_y_TN.size(0), N = grad_y_TN.size(1), D = x_TD.size(1);
-  at::Tensor grad_weight_ND = at::empty({N, D}, x_TD.options());
+  Tensor grad_weight_ND = at::empty({N, D}, x_TD.options());
   dispatch(x_TD, [&](auto scalar, auto tiles) {
     using Scalar = decltype(scalar);
     multiply_columns<Scalar, decltype(tiles)>(grad_y_TN.const_data_ptr<Scalar>(),
@@ -226,23 +226,23 @@ bool has_amx() {
   return has;
 }
 
-bool multiplies_on_tiles(const at::Tensor& x) {
+bool multiplies_on_tiles(const Tensor& x) {
   if (!x.is_cpu()) return false;
   if (x.scalar_type() == at::kBFloat16) return !has_bf16_matmul(x.device());
   return x.scalar_type() == at::kFloat;
 }
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight) {
+Tensor linear(const Tensor& x, const Tensor& weight) {
   check_linear(x, weight);
   return multiplies_on_tiles(x) ? LinearFunction::apply(x, weight) : at::linear(x, weight);
 }
 
-std::vector<at::Tensor> linear_by_row(const at::Tensor& x_TD, at::TensorList weights, at::ScalarType type) {
-  for (const at::Tensor& weight_ND : weights) check_linear(x_TD, weight_ND);
+std::vector<Tensor> linear_by_row(const Tensor& x_TD, at::TensorList weights, at::ScalarType type) {
+  for (const Tensor& weight_ND : weights) check_linear(x_TD, weight_ND);
   if (DotProducts::multiply_rows_of(x_TD, x_TD.size(0))) return multiply_by_dot_products(x_TD, weights, type);
   const bool converts = type != x_TD.scalar_type();
-  std::vector<at::Tensor> products;
-  for (const at::Tensor& weight_ND : weights) {
+  std::vector<Tensor> products;
+  for (const Tensor& weight_ND : weights) {
     if (multiplies_on_tiles(x_TD) || (converts && x_TD.is_cpu()))
       products.push_back(multiply_transposed_cpu(x_TD.contiguous(), weight_ND.contiguous(), type));
     else

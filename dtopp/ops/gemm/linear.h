@@ -16,16 +16,16 @@ namespace dtopp::ops {
 // Returns:       the operands' type; sums are formed in float (double for double)
 
 // Returns true if these kernels multiply x: fp32 on any CPU, and bf16 if the CPU has no bf16 instructions.
-bool multiplies_on_tiles(const at::Tensor& x);
+bool multiplies_on_tiles(const Tensor& x);
 
 // y_TN = x_TD W_ND^T in `type`: the operands', or fp32 for bf16.
-at::Tensor multiply_transposed_cpu(const at::Tensor& x_TD, const at::Tensor& weight_ND, at::ScalarType type);
+Tensor multiply_transposed_cpu(const Tensor& x_TD, const Tensor& weight_ND, at::ScalarType type);
 
 // dx_TD = dy_TN W_ND
-at::Tensor multiply_cpu(const at::Tensor& grad_y_TN, const at::Tensor& weight_ND);
+Tensor multiply_cpu(const Tensor& grad_y_TN, const Tensor& weight_ND);
 
 // dW_ND = dy_TN^T x_TD
-at::Tensor multiply_left_transposed_cpu(const at::Tensor& grad_y_TN, const at::Tensor& x_TD);
+Tensor multiply_left_transposed_cpu(const Tensor& grad_y_TN, const Tensor& x_TD);
 
 // Returns true if the device multiplies bf16 in hardware: AMX, AVX512_BF16 or any supported CUDA device.
 bool has_bf16_matmul(const at::Device& device);
@@ -38,7 +38,7 @@ bool has_amx();
 // Shapes:        x [..., D], weight [N, D] of one floating dtype
 // Returns:       [..., N] of x's dtype
 // Throws:        c10::Error "linear: …" if the shapes or dtypes do not fit
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight);
+Tensor linear(const Tensor& x, const Tensor& weight);
 
 // The same for generation, without gradients. Few rows of bf16 read the weight once, without packing it.
 //
@@ -46,8 +46,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight);
 //
 // Shapes:        x [T, D], each weight [N, D], of one floating dtype
 // Returns:       [T, N] per weight, of `type`: x's dtype, or fp32 for bf16
-std::vector<at::Tensor> linear_by_row(const at::Tensor& x_TD, at::TensorList weights, at::ScalarType type);
-inline at::Tensor linear_by_row(const at::Tensor& x_TD, const at::Tensor& weight_ND) {
+std::vector<Tensor> linear_by_row(const Tensor& x_TD, at::TensorList weights, at::ScalarType type);
+inline Tensor linear_by_row(const Tensor& x_TD, const Tensor& weight_ND) {
   return linear_by_row(x_TD, at::TensorList(weight_ND), x_TD.scalar_type())[0];
 }
 
@@ -60,13 +60,13 @@ inline at::Tensor linear_by_row(const at::Tensor& x_TD, const at::Tensor& weight
 // Shapes:        x_TD [T, D] and weight_ED [E, D] of one floating dtype, or x bf16 and the weight f32
 // Returns:       [T, E] of the weight's dtype, exact up to its rounding
 // Throws:        c10::Error "router_linear: …" if the shapes or dtypes do not fit
-at::Tensor router_linear(const at::Tensor& x_TD, const at::Tensor& weight_ED);
+Tensor router_linear(const Tensor& x_TD, const Tensor& weight_ED);
 
 // Computes the same on any device, for a bf16 x and an fp32 weight, with bf16 matrix products.
 //
 // It splits the weight into the sum of three bf16 numbers (8 + 8 + 8 bits are fp32's 24). Every product is
 // then exact, and sums are formed in fp32. The weight's gradient uses three parts of the logits' gradient in
 // the same way. The gradient of x is rounded to bf16, so the upper two parts of both factors suffice.
-at::Tensor router_linear_in_parts(const at::Tensor& x_TD, const at::Tensor& weight_ED);
+Tensor router_linear_in_parts(const Tensor& x_TD, const Tensor& weight_ED);
 
 }  // namespace dtopp::ops

@@ -147,10 +147,9 @@ template <typename Regs, typename Scalar, typename Real>
         transpose_square<Regs>(from + n * stride + k, stride, to + k * kColumns + n, kColumns);
       }
     }
-    for (; k < depth; ++k) {
+    for (; k < depth; ++k)
       for (int64_t c = n; c < n + kLanes; ++c)
         to[k * kColumns + c] = c < columns ? static_cast<Real>(load(from[c * stride + k])) : Real(0);
-    }
   }
 }
 

@@ -113,9 +113,8 @@ template <typename Body>
   constexpr int64_t kFew = 8;
   for (int64_t first = 0; first < depth; first += kFew) {
     const int64_t last = std::min(first + kFew, depth);
-    for (int64_t position = 0; position < width; position += step) {
+    for (int64_t position = 0; position < width; position += step)
       for (int64_t k = first; k < last; ++k) body(k, position);
-    }
   }
 }
 

@@ -58,7 +58,7 @@ template <typename Vector, typename Real, typename Scalar>
 [[gnu::always_inline]] inline Vector load_converted(const Scalar* from) {
   if constexpr (std::is_same_v<Scalar, Real>) return load_vector<Vector>(from);
   alignas(64) std::array<Real, sizeof(Vector) / sizeof(Real)> numbers;
-  copy_converted(from, numbers.data(), static_cast<int64_t>(numbers.size()));
+  copy_converted(from, numbers.data(), std::ssize(numbers));
   return load_vector<Vector>(numbers.data());
 }
 

@@ -11,10 +11,10 @@
 namespace dtopp::ops {
 namespace {
 
-c10::SymInt rows_of(const at::Tensor& matrix) { return matrix.dim() == 2 ? matrix.sym_size(0) : 0; }
+c10::SymInt rows_of(const Tensor& matrix) { return matrix.dim() == 2 ? matrix.sym_size(0) : 0; }
 
-void check_layer(const char* op, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                 const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
+void check_layer(const char* op, const Tensor& x_TD, const Tensor& gates_TE, const Tensor& gate_up_proj,
+                 const Tensor& down_proj) {
   const auto dtype = x_TD.scalar_type();
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble, op,
               ": expected x of dtype float32, bfloat16 or float64, got ", dtype);
@@ -44,46 +44,43 @@ void check_layer(const char* op, const at::Tensor& x_TD, const at::Tensor& gates
               down_proj.device());
 }
 
-at::Tensor moe_ffn_meta(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                        const at::Tensor& down_proj, int64_t capacity, bool /*recompute*/) {
+Tensor moe_ffn_meta(const Tensor& x_TD, const Tensor& gates_TE, const Tensor& gate_up_proj,
+                    const Tensor& down_proj, int64_t capacity, bool /*recompute*/) {
   check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
   return at::empty_symint(x_TD.sym_sizes(), x_TD.options());
 }
 
-TensorPair moe_ffn_forward_meta(const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                                const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
-                                const at::Tensor& down_proj) {
+TensorPair moe_ffn_forward_meta(const Tensor& x_TD, const Tensor& gates_TE, const Tensor& pairs_A2,
+                                const Tensor& gate_up_proj, const Tensor& down_proj) {
   check_moe_ffn_forward("moe_ffn_forward", x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
   return {at::empty_symint(x_TD.sym_sizes(), x_TD.options()),
           at::empty_symint({pairs_A2.sym_size(0), gate_up_proj.sym_size(1)}, x_TD.options())};
 }
 
-at::Tensor moe_ffn_pre_activations_meta(const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                                        const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
-                                        const at::Tensor& down_proj) {
+Tensor moe_ffn_pre_activations_meta(const Tensor& x_TD, const Tensor& gates_TE, const Tensor& pairs_A2,
+                                    const Tensor& gate_up_proj, const Tensor& down_proj) {
   check_moe_ffn_forward("moe_ffn_pre_activations", x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
   return at::empty_symint({pairs_A2.sym_size(0), gate_up_proj.sym_size(1)}, x_TD.options());
 }
 
-at::Tensor like(bool need, const at::Tensor& input) {
-  return need ? at::empty_symint(input.sym_sizes(), input.options()) : at::Tensor();
+Tensor like(bool need, const Tensor& input) {
+  return need ? at::empty_symint(input.sym_sizes(), input.options()) : Tensor();
 }
 
-TensorQuadruple moe_ffn_backward_meta(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
-                                      const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                                      const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
-                                      std::array<bool, 4> needed) {
+TensorQuadruple moe_ffn_backward_meta(const Tensor& grad_y_TD, const Tensor& x_TD, const Tensor& gates_TE,
+                                      const Tensor& gate_up_proj, const Tensor& down_proj,
+                                      const Tensor& pre_activations_AG, std::array<bool, 4> needed) {
   check_moe_ffn_backward("moe_ffn_backward", grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj,
                          pre_activations_AG);
   return {like(needed[0], x_TD), like(needed[1], gates_TE), like(needed[2], gate_up_proj),
           like(needed[3], down_proj)};
 }
 
-TensorPair moe_ffn_backward_sums_meta(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
-                                      const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                                      const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
-                                      std::array<bool, 2> needed, const at::Tensor& gate_up_sum,
-                                      const at::Tensor& down_sum, std::array<bool, 2> /*add*/) {
+TensorPair moe_ffn_backward_sums_meta(const Tensor& grad_y_TD, const Tensor& x_TD, const Tensor& gates_TE,
+                                      const Tensor& gate_up_proj, const Tensor& down_proj,
+                                      const Tensor& pre_activations_AG, std::array<bool, 2> needed,
+                                      const Tensor& gate_up_sum, const Tensor& down_sum,
+                                      std::array<bool, 2> /*add*/) {
   check_moe_ffn_backward_sums(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG,
                               gate_up_sum, down_sum);
   return {like(needed[0], x_TD), like(needed[1], gates_TE)};
@@ -92,7 +89,7 @@ TensorPair moe_ffn_backward_sums_meta(const at::Tensor& grad_y_TD, const at::Ten
 // The pairs are an argument of moe_ffn_forward because their number is a dimension of an output, and
 // torch.compile can then track it. A CUDA device with capacity finds the pairs itself and uses only the
 // length of the argument.
-at::Tensor chosen_pairs(const at::Tensor& gates_TE, int64_t capacity) {
+Tensor chosen_pairs(const Tensor& gates_TE, int64_t capacity) {
   if (capacity > 0 && gates_TE.is_cuda())
     return at::empty({1, 2}, gates_TE.options().dtype(at::kLong)).expand({capacity, 2});
   const bool is_traced =
@@ -103,11 +100,11 @@ at::Tensor chosen_pairs(const at::Tensor& gates_TE, int64_t capacity) {
 constexpr const char* kRecompute = "recompute";
 
 struct MoeFfnFunction : torch::autograd::Function<MoeFfnFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t capacity,
-                            bool recompute) {
+  static Tensor forward(AutogradContext* context, const Tensor& x_TD, const Tensor& gates_TE,
+                        const Tensor& gate_up_proj, const Tensor& down_proj, int64_t capacity,
+                        bool recompute) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const at::Tensor pairs_A2 = chosen_pairs(gates_TE, capacity);
+    const Tensor pairs_A2 = chosen_pairs(gates_TE, capacity);
     auto [y_TD, pre_activations_AG] = call_op<"dtopp::moe_ffn_forward", decltype(moe_ffn_forward_meta)>(
         x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
     context->saved_data[kRecompute] = recompute;
@@ -118,7 +115,7 @@ struct MoeFfnFunction : torch::autograd::Function<MoeFfnFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor pre_activations_AG =
+    const Tensor pre_activations_AG =
         context->saved_data[kRecompute].toBool()
             ? call_op<"dtopp::moe_ffn_pre_activations", decltype(moe_ffn_pre_activations_meta)>(
                   saved[0], saved[1], saved[4], saved[2], saved[3])
@@ -147,9 +144,8 @@ struct MoeFfnFunction : torch::autograd::Function<MoeFfnFunction> {
   }
 };
 
-at::Tensor moe_ffn_autograd(const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                            const at::Tensor& gate_up_proj, const at::Tensor& down_proj, int64_t capacity,
-                            bool recompute) {
+Tensor moe_ffn_autograd(const Tensor& x_TD, const Tensor& gates_TE, const Tensor& gate_up_proj,
+                        const Tensor& down_proj, int64_t capacity, bool recompute) {
   check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
   if (at::GradMode::is_enabled() && (x_TD.requires_grad() || gates_TE.requires_grad() ||
                                      gate_up_proj.requires_grad() || down_proj.requires_grad())) {
@@ -186,8 +182,7 @@ void for_dot_columns(const Assignment& pairs, int64_t experts, int64_t columns, 
   const int64_t weights = total / kRowsPerReading * columns * weights_per_column;
   const int64_t shares = std::clamp<int64_t>(weights / kShareWeights, 1, at::get_num_threads());
   for_even_shares<VectorTiles<float>>(
-      0, static_cast<int64_t>(used.size()), columns, step, shares,
-      [&](int64_t i) { return cost(pairs, used[i]); },
+      0, std::ssize(used), columns, step, shares, [&](int64_t i) { return cost(pairs, used[i]); },
       [&](int64_t i, int64_t begin, int64_t end, int64_t /*share*/) { body(used[i], begin, end); });
 }
 
@@ -198,13 +193,13 @@ void for_pair_blocks(const Assignment& pairs, int64_t e, const Body& body) {
     body(a, std::min(kDotRows, pairs.offset_E1[e + 1] - a));
 }
 
-at::Tensor by_dot_products(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                           const at::Tensor& down_proj) {
+Tensor by_dot_products(const Tensor& x_TD, const Tensor& gates_TE, const Tensor& gate_up_proj,
+                       const Tensor& down_proj) {
   const int64_t T = x_TD.size(0), D = x_TD.size(1), F = down_proj.size(2), E = gates_TE.size(1);
   const Assignment pairs = assign_in_order(gates_TE);
-  const at::Tensor act_AF = at::empty({static_cast<int64_t>(pairs.token_A.size()), F}, x_TD.options());
-  const at::Tensor sum_TD = at::empty(x_TD.sizes(), gates_TE.options());
-  at::Tensor y_TD = at::empty(x_TD.sizes(), x_TD.options());
+  const Tensor act_AF = at::empty({static_cast<int64_t>(pairs.token_A.size()), F}, x_TD.options());
+  const Tensor sum_TD = at::empty(x_TD.sizes(), gates_TE.options());
+  Tensor y_TD = at::empty(x_TD.sizes(), x_TD.options());
   const auto *x = x_TD.const_data_ptr<Number>(), *gate_up = gate_up_proj.const_data_ptr<Number>(),
              *down = down_proj.const_data_ptr<Number>();
   const auto* gates = gates_TE.const_data_ptr<float>();
@@ -254,22 +249,21 @@ at::Tensor by_dot_products(const at::Tensor& x_TD, const at::Tensor& gates_TE, c
 
 }  // namespace
 
-void check_moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                   const at::Tensor& down_proj, int64_t capacity) {
+void check_moe_ffn(const Tensor& x_TD, const Tensor& gates_TE, const Tensor& gate_up_proj,
+                   const Tensor& down_proj, int64_t capacity) {
   check_layer("moe_ffn", x_TD, gates_TE, gate_up_proj, down_proj);
   TORCH_CHECK(capacity >= 0, "moe_ffn: expected capacity of at least 0, got ", capacity);
 }
 
-void check_moe_ffn_forward(const char* op, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                           const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
-                           const at::Tensor& down_proj) {
+void check_moe_ffn_forward(const char* op, const Tensor& x_TD, const Tensor& gates_TE, const Tensor& pairs_A2,
+                           const Tensor& gate_up_proj, const Tensor& down_proj) {
   check_layer(op, x_TD, gates_TE, gate_up_proj, down_proj);
   check_tensor(op, "pairs", pairs_A2, {at::kLong, x_TD.device()}, {rows_of(pairs_A2), 2});
 }
 
-void check_moe_ffn_backward(const char* op, const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
-                            const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                            const at::Tensor& down_proj, const at::Tensor& pre_activations_AG) {
+void check_moe_ffn_backward(const char* op, const Tensor& grad_y_TD, const Tensor& x_TD,
+                            const Tensor& gates_TE, const Tensor& gate_up_proj, const Tensor& down_proj,
+                            const Tensor& pre_activations_AG) {
   check_layer(op, x_TD, gates_TE, gate_up_proj, down_proj);
   const Expected like_x{x_TD.scalar_type(), x_TD.device()};
   check_tensor(op, "grad_y", grad_y_TD, like_x, x_TD.sym_sizes());
@@ -277,10 +271,10 @@ void check_moe_ffn_backward(const char* op, const at::Tensor& grad_y_TD, const a
                {rows_of(pre_activations_AG), gate_up_proj.sym_size(1)});
 }
 
-void check_moe_ffn_backward_sums(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
-                                 const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                                 const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
-                                 const at::Tensor& gate_up_sum, const at::Tensor& down_sum) {
+void check_moe_ffn_backward_sums(const Tensor& grad_y_TD, const Tensor& x_TD, const Tensor& gates_TE,
+                                 const Tensor& gate_up_proj, const Tensor& down_proj,
+                                 const Tensor& pre_activations_AG, const Tensor& gate_up_sum,
+                                 const Tensor& down_sum) {
   const char* op = "moe_ffn_backward_sums";
   check_moe_ffn_backward(op, grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG);
   const Expected like_gates{gates_TE.scalar_type(), x_TD.device()};
@@ -289,7 +283,7 @@ void check_moe_ffn_backward_sums(const at::Tensor& grad_y_TD, const at::Tensor& 
   TORCH_CHECK(gate_up_sum.is_contiguous() && down_sum.is_contiguous(), op, ": expected contiguous sums");
 }
 
-void check_pairs(const char* op, const at::Tensor& pairs_A2, int64_t experts, int64_t tokens) {
+void check_pairs(const char* op, const Tensor& pairs_A2, int64_t experts, int64_t tokens) {
   const auto pair = pairs_A2.accessor<int64_t, 2>();
   bool ordered = true;
   int64_t last_expert = 0, last_token = -1;
@@ -304,14 +298,14 @@ void check_pairs(const char* op, const at::Tensor& pairs_A2, int64_t experts, in
               experts - 1, " and tokens from 0 to ", tokens - 1, ", got a pair out of order or out of range");
 }
 
-at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                   const at::Tensor& down_proj, int64_t capacity, bool recompute) {
+Tensor moe_ffn(const Tensor& x_TD, const Tensor& gates_TE, const Tensor& gate_up_proj,
+               const Tensor& down_proj, int64_t capacity, bool recompute) {
   return call_op<"dtopp::moe_ffn", decltype(moe_ffn_meta)>(x_TD, gates_TE, gate_up_proj, down_proj, capacity,
                                                            recompute);
 }
 
-at::Tensor moe_ffn_by_row(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                          const at::Tensor& down_proj) {
+Tensor moe_ffn_by_row(const Tensor& x_TD, const Tensor& gates_TE, const Tensor& gate_up_proj,
+                      const Tensor& down_proj) {
   check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, /*capacity=*/0);
   if (!DotProducts::multiply_rows_of(x_TD, x_TD.size(0)))
     return moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj);

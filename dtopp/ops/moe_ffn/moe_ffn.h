@@ -34,8 +34,8 @@ namespace dtopp::ops {
 //
 // Throws:        c10::Error "moe_ffn: …" if shapes, types or devices do not fit, or if they exceed the limits
 //                of a CUDA device (cuda_types.h)
-at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                   const at::Tensor& down_proj, int64_t capacity = 0, bool recompute = false);
+Tensor moe_ffn(const Tensor& x_TD, const Tensor& gates_TE, const Tensor& gate_up_proj,
+               const Tensor& down_proj, int64_t capacity = 0, bool recompute = false);
 
 // moe_ffn without gradients, for tokens that are generated. Arguments, result and errors are those of
 // moe_ffn.
@@ -43,32 +43,31 @@ at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at:
 // On a CPU in bf16, a step reads the weights of each expert that any token selected once, without packing
 // them. The tokens of such a step have few rows per expert, so memory is what limits it. On a CPU (in bf16:
 // without AMX), a row of y does not depend on the other rows.
-at::Tensor moe_ffn_by_row(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                          const at::Tensor& down_proj);
+Tensor moe_ffn_by_row(const Tensor& x_TD, const Tensor& gates_TE, const Tensor& gate_up_proj,
+                      const Tensor& down_proj);
 
 // Argument checks that the CPU and CUDA kernels share.
 
-using TensorPair = std::tuple<at::Tensor, at::Tensor>;
-using TensorQuadruple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using TensorPair = std::tuple<Tensor, Tensor>;
+using TensorQuadruple = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 // These functions check the arguments of an op. They read dtypes, devices and sizes, never values. `op` is
 // the name that error messages begin with.
-void check_moe_ffn(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                   const at::Tensor& down_proj, int64_t capacity);
+void check_moe_ffn(const Tensor& x_TD, const Tensor& gates_TE, const Tensor& gate_up_proj,
+                   const Tensor& down_proj, int64_t capacity);
 // For moe_ffn_forward and moe_ffn_pre_activations.
-void check_moe_ffn_forward(const char* op, const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                           const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
-                           const at::Tensor& down_proj);
-void check_moe_ffn_backward(const char* op, const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
-                            const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                            const at::Tensor& down_proj, const at::Tensor& pre_activations_AG);
-void check_moe_ffn_backward_sums(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
-                                 const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                                 const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
-                                 const at::Tensor& gate_up_sum, const at::Tensor& down_sum);
+void check_moe_ffn_forward(const char* op, const Tensor& x_TD, const Tensor& gates_TE, const Tensor& pairs_A2,
+                           const Tensor& gate_up_proj, const Tensor& down_proj);
+void check_moe_ffn_backward(const char* op, const Tensor& grad_y_TD, const Tensor& x_TD,
+                            const Tensor& gates_TE, const Tensor& gate_up_proj, const Tensor& down_proj,
+                            const Tensor& pre_activations_AG);
+void check_moe_ffn_backward_sums(const Tensor& grad_y_TD, const Tensor& x_TD, const Tensor& gates_TE,
+                                 const Tensor& gate_up_proj, const Tensor& down_proj,
+                                 const Tensor& pre_activations_AG, const Tensor& gate_up_sum,
+                                 const Tensor& down_sum);
 
 // Checks the contents of an op's pairs_A2 on a CPU: valid experts and tokens in ascending order, without
 // duplicates.
-void check_pairs(const char* op, const at::Tensor& pairs_A2, int64_t experts, int64_t tokens);
+void check_pairs(const char* op, const Tensor& pairs_A2, int64_t experts, int64_t tokens);
 
 }  // namespace dtopp::ops

@@ -13,7 +13,7 @@ struct PartialSum {
   uint64_t levels = 0;
 };
 
-void add_steps(const at::Tensor& pairs_A2, int64_t experts, Assignment& out) {
+void add_steps(const Tensor& pairs_A2, int64_t experts, Assignment& out) {
   const auto pair = pairs_A2.accessor<int64_t, 2>();
   const ExpertTree tree = expert_tree(experts);
   out.step_A.resize(out.token_A.size());
@@ -56,7 +56,7 @@ void for_chosen(const Real* gates_E, int64_t experts, const Body& body) {
 
 // Each thread counts, then writes, the pairs of its share of the tokens.
 template <typename Real>
-at::Tensor list_pairs(const at::Tensor& gates_TE) {
+Tensor list_pairs(const Tensor& gates_TE) {
   const int64_t tokens = gates_TE.size(0), experts = gates_TE.size(1), shares = thread_shares(tokens);
   const Real* gates = gates_TE.const_data_ptr<Real>();
   std::vector<int64_t> next_SE(shares * experts);  // the number of pairs, then the next pair's place
@@ -71,11 +71,10 @@ at::Tensor list_pairs(const at::Tensor& gates_TE) {
   };
   for_share([](int64_t, int64_t, int64_t& count) { ++count; });
   int64_t pairs = 0;
-  for (int64_t e = 0; e < experts; ++e) {
+  for (int64_t e = 0; e < experts; ++e)
     for (int64_t share = 0; share < shares; ++share)
       pairs += std::exchange(next_SE[share * experts + e], pairs);
-  }
-  at::Tensor pairs_A2 = at::empty({pairs, 2}, at::kLong);
+  Tensor pairs_A2 = at::empty({pairs, 2}, at::kLong);
   auto* out = pairs_A2.mutable_data_ptr<int64_t>();
   for_share([&](int64_t e, int64_t t, int64_t& place) {
     out[2 * place] = e;
@@ -84,7 +83,7 @@ at::Tensor list_pairs(const at::Tensor& gates_TE) {
   return pairs_A2;
 }
 
-Assignment without_steps(const at::Tensor& pairs_A2, int64_t experts) {
+Assignment without_steps(const Tensor& pairs_A2, int64_t experts) {
   Assignment out;
   const int64_t pairs = pairs_A2.size(0);
   const auto pair = pairs_A2.accessor<int64_t, 2>();
@@ -100,18 +99,18 @@ Assignment without_steps(const at::Tensor& pairs_A2, int64_t experts) {
 
 }  // namespace
 
-at::Tensor pairs_of(const at::Tensor& gates_TE) {
-  const at::Tensor gates = plain(gates_TE);
+Tensor pairs_of(const Tensor& gates_TE) {
+  const Tensor gates = plain(gates_TE);
   return gates.scalar_type() == at::kDouble ? list_pairs<double>(gates) : list_pairs<float>(gates);
 }
 
-Assignment assign(const at::Tensor& pairs_A2, int64_t experts) {
+Assignment assign(const Tensor& pairs_A2, int64_t experts) {
   Assignment out = without_steps(pairs_A2, experts);
   add_steps(pairs_A2, experts, out);
   return out;
 }
 
-Assignment assign_in_order(const at::Tensor& gates_TE) {
+Assignment assign_in_order(const Tensor& gates_TE) {
   return without_steps(pairs_of(gates_TE), gates_TE.size(1));
 }
 

@@ -76,9 +76,9 @@ void sum_gate_parts(const Real* parts, int64_t parts_each, const int64_t* tokens
 // The requested gradients, before rounding to the inputs' types; the others are undefined. Gradients of
 // weights have the weights' type, or the gates' type if they are sums.
 struct Gradients {
-  at::Tensor x_TD, gates_TE;
+  Tensor x_TD, gates_TE;
   AccumulationTarget gate_up_proj, down_proj;
-  at::Tensor slots_STD;  // of the sums in x_TD
+  Tensor slots_STD;  // of the sums in x_TD
 
   template <typename Real>
   TokenSums<Real> sums_of_x() const {
@@ -87,7 +87,7 @@ struct Gradients {
 };
 
 struct BackwardInputs {
-  at::Tensor grad_y_TD, x_TD, gates_TE, pre_activations_AG;
+  Tensor grad_y_TD, x_TD, gates_TE, pre_activations_AG;
   int64_t hidden, ffn;
 };
 
@@ -187,7 +187,7 @@ void weight_gradients(const BackwardInputs& in, const Assignment& pairs, const E
 
 // Returns expert e's matrix [K, N] of a weight [E, K, N].
 template <typename Scalar>
-RightSide<Scalar> right_side(const at::Tensor& weight, int64_t e) {
+RightSide<Scalar> right_side(const Tensor& weight, int64_t e) {
   return {weight.const_data_ptr<Scalar>() + e * weight.size(1) * weight.size(2), weight.size(2), false};
 }
 
@@ -225,8 +225,8 @@ void backward_hidden(const BackwardInputs& in, const Assignment& pairs, const Ro
 }
 
 template <typename Scalar, typename Tiles>
-void backward_columns(const BackwardInputs& in, const Assignment& pairs, const at::Tensor& gate_up_proj,
-                      const at::Tensor& down_proj, const Gradients& grad) {
+void backward_columns(const BackwardInputs& in, const Assignment& pairs, const Tensor& gate_up_proj,
+                      const Tensor& down_proj, const Gradients& grad) {
   using Real = typename Tiles::Real;
   const int64_t hidden = in.hidden, ffn = in.ffn, experts = in.gates_TE.size(1);
   const auto groups = group_experts(pairs, experts, experts);
@@ -335,8 +335,8 @@ void backward_block_in_tiles(const BackwardInputs& in, const Assignment& pairs, 
 }
 
 template <typename Scalar, typename Tiles>
-void backward_rows(const BackwardInputs& in, const Assignment& pairs, const at::Tensor& gate_up_proj,
-                   const at::Tensor& down_proj, const Gradients& grad) {
+void backward_rows(const BackwardInputs& in, const Assignment& pairs, const Tensor& gate_up_proj,
+                   const Tensor& down_proj, const Gradients& grad) {
   const int64_t tokens = in.x_TD.size(0), hidden = in.hidden, ffn = in.ffn;
   const auto options = in.x_TD.options();
   const auto groups = group_experts(pairs, in.gates_TE.size(1), kGroupExperts);
@@ -345,7 +345,7 @@ void backward_rows(const BackwardInputs& in, const Assignment& pairs, const at::
   using Weights = BufferParts<typename Tiles::Packed>;
   const Weights gate_up(kGroupExperts, Tiles::right_size(2 * ffn, hidden), options);
   const Weights down(kGroupExperts, Tiles::right_size(hidden, ffn), options);
-  const auto pack = [&](const at::Tensor& weight, const ExpertGroup& group, const auto& out) {
+  const auto pack = [&](const Tensor& weight, const ExpertGroup& group, const auto& out) {
     const int64_t K = weight.size(1), N = weight.size(2);
     pack_weights<Tiles>(pairs, group, N, out, [&](int64_t e, int64_t begin, int64_t end, auto* packed) {
       const Scalar* from = weight.const_data_ptr<Scalar>() + e * K * N;
@@ -368,10 +368,9 @@ void backward_rows(const BackwardInputs& in, const Assignment& pairs, const at::
 }
 
 // Returns (grad_x_TD, grad_gates_TE). The weights' gradients go to the destinations in `grad`.
-TensorPair run_backward(const char* op, const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
-                        const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                        const at::Tensor& down_proj, const at::Tensor& pre_activations_AG, bool need_x,
-                        bool need_gates, Gradients grad) {
+TensorPair run_backward(const char* op, const Tensor& grad_y_TD, const Tensor& x_TD, const Tensor& gates_TE,
+                        const Tensor& gate_up_proj, const Tensor& down_proj, const Tensor& pre_activations_AG,
+                        bool need_x, bool need_gates, Gradients grad) {
   if (need_x) grad.x_TD = at::zeros(x_TD.sizes(), gates_TE.options());
   if (need_gates) grad.gates_TE = at::zeros(gates_TE.sizes(), gates_TE.options());
   const Assignment pairs = assign(pairs_of(gates_TE), gates_TE.size(1));
@@ -392,10 +391,9 @@ TensorPair run_backward(const char* op, const at::Tensor& grad_y_TD, const at::T
   return {grad.x_TD, grad.gates_TE};
 }
 
-TensorQuadruple moe_ffn_backward_cpu(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
-                                     const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                                     const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
-                                     std::array<bool, 4> needed) {
+TensorQuadruple moe_ffn_backward_cpu(const Tensor& grad_y_TD, const Tensor& x_TD, const Tensor& gates_TE,
+                                     const Tensor& gate_up_proj, const Tensor& down_proj,
+                                     const Tensor& pre_activations_AG, std::array<bool, 4> needed) {
   check_moe_ffn_backward("moe_ffn_backward", grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj,
                          pre_activations_AG);
   Gradients grad;
@@ -406,11 +404,11 @@ TensorQuadruple moe_ffn_backward_cpu(const at::Tensor& grad_y_TD, const at::Tens
   return {grad_x_TD, grad_gates_TE, grad.gate_up_proj.sum, grad.down_proj.sum};
 }
 
-TensorPair moe_ffn_backward_sums_cpu(const at::Tensor& grad_y_TD, const at::Tensor& x_TD,
-                                     const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                                     const at::Tensor& down_proj, const at::Tensor& pre_activations_AG,
-                                     std::array<bool, 2> needed, const at::Tensor& gate_up_sum,
-                                     const at::Tensor& down_sum, std::array<bool, 2> add) {
+TensorPair moe_ffn_backward_sums_cpu(const Tensor& grad_y_TD, const Tensor& x_TD, const Tensor& gates_TE,
+                                     const Tensor& gate_up_proj, const Tensor& down_proj,
+                                     const Tensor& pre_activations_AG, std::array<bool, 2> needed,
+                                     const Tensor& gate_up_sum, const Tensor& down_sum,
+                                     std::array<bool, 2> add) {
   check_moe_ffn_backward_sums(grad_y_TD, x_TD, gates_TE, gate_up_proj, down_proj, pre_activations_AG,
                               gate_up_sum, down_sum);
   Gradients grad;

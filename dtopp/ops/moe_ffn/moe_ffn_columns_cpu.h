@@ -81,7 +81,7 @@ template <typename Tiles, typename Body>
 void for_hidden_columns(const std::vector<RowBlock>& blocks, int64_t ffn, int64_t step, int64_t shares,
                         const Body& body) {
   const auto cost = [&](int64_t i) { return blocks[i].rows + kPackingRows; };
-  for_even_shares<Tiles>(0, static_cast<int64_t>(blocks.size()), ffn, step, shares, cost,
+  for_even_shares<Tiles>(0, std::ssize(blocks), ffn, step, shares, cost,
                          [&](int64_t i, int64_t begin, int64_t end, int64_t share) {
                            const RowBlock& block = blocks[i];
                            body(RowBlock{block.expert, block.pair, block.rows, share}, begin, end);

@@ -41,9 +41,9 @@ struct ForwardBuffers {
 };
 
 struct ForwardTensors {
-  at::Tensor x_TD, gates_TE, y_TD;  // y is undefined if only the pre-activations are wanted
-  at::Tensor slots_STD;             // of the sums in y_TD
-  at::Tensor pre_activations_AG;    // undefined if nothing is saved
+  Tensor x_TD, gates_TE, y_TD;  // y is undefined if only the pre-activations are wanted
+  Tensor slots_STD;             // of the sums in y_TD
+  Tensor pre_activations_AG;    // undefined if nothing is saved
 };
 
 template <typename Real>
@@ -122,8 +122,8 @@ int64_t gate_up_columns(int64_t ffn) {
 }
 
 template <typename Scalar, typename Tiles>
-void forward_rows(const ForwardTensors& t, const Assignment& pairs, const at::Tensor& gate_up_proj,
-                  const at::Tensor& down_proj) {
+void forward_rows(const ForwardTensors& t, const Assignment& pairs, const Tensor& gate_up_proj,
+                  const Tensor& down_proj) {
   const int64_t tokens = t.x_TD.size(0), hidden = t.x_TD.size(1), ffn = down_proj.size(2);
   const ForwardBuffers<Tiles> buffers(thread_shares(tokens), hidden, ffn, t.x_TD.options());
   using Weights = BufferParts<typename Tiles::Packed>;
@@ -191,8 +191,8 @@ void activate_columns(const ForwardTensors& t, const RowBlock& block, const Scal
 }
 
 template <typename Scalar, typename Tiles>
-void forward_columns(const ForwardTensors& t, const Assignment& pairs, const at::Tensor& gate_up_proj,
-                     const at::Tensor& down_proj) {
+void forward_columns(const ForwardTensors& t, const Assignment& pairs, const Tensor& gate_up_proj,
+                     const Tensor& down_proj) {
   using Real = typename Tiles::Real;
   const int64_t hidden = t.x_TD.size(1), ffn = down_proj.size(2), experts = t.gates_TE.size(1);
   const auto groups = group_experts(pairs, experts, experts);
@@ -226,8 +226,8 @@ void forward_columns(const ForwardTensors& t, const Assignment& pairs, const at:
 }
 
 template <typename Scalar, typename Tiles>
-void forward(const ForwardTensors& t, const Assignment& pairs, const at::Tensor& gate_up_proj,
-             const at::Tensor& down_proj) {
+void forward(const ForwardTensors& t, const Assignment& pairs, const Tensor& gate_up_proj,
+             const Tensor& down_proj) {
   const int64_t weights = (gate_up_proj.size(1) + down_proj.size(2)) * t.x_TD.size(1);
   if (mean_rows(pairs) <= kFewRowsForward || weights > kManyWeights) {
     forward_columns<Scalar, Tiles>(t, pairs, gate_up_proj, down_proj);
@@ -237,42 +237,41 @@ void forward(const ForwardTensors& t, const Assignment& pairs, const at::Tensor&
 }
 
 // Adds to y_TD, which has the type of its sums, and fills pre_activations_AG. One of them may be undefined.
-void run_forward(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& pairs_A2,
-                 const at::Tensor& gate_up_proj, const at::Tensor& down_proj, const at::Tensor& y_TD,
-                 const at::Tensor& pre_activations_AG) {
+void run_forward(const Tensor& x_TD, const Tensor& gates_TE, const Tensor& pairs_A2,
+                 const Tensor& gate_up_proj, const Tensor& down_proj, const Tensor& y_TD,
+                 const Tensor& pre_activations_AG) {
   const Assignment pairs = assign(pairs_A2, gates_TE.size(1));
   const ForwardTensors t{plain(x_TD), plain(gates_TE), y_TD,
-                         y_TD.defined() ? slots_for(y_TD, pairs) : at::Tensor(), pre_activations_AG};
+                         y_TD.defined() ? slots_for(y_TD, pairs) : Tensor(), pre_activations_AG};
   dispatch(x_TD, [&](auto scalar, auto tiles) {
     forward<decltype(scalar), decltype(tiles)>(t, pairs, plain(gate_up_proj), plain(down_proj));
   });
 }
 
-TensorPair moe_ffn_forward_cpu(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& pairs_A2,
-                               const at::Tensor& gate_up_proj, const at::Tensor& down_proj) {
+TensorPair moe_ffn_forward_cpu(const Tensor& x_TD, const Tensor& gates_TE, const Tensor& pairs_A2,
+                               const Tensor& gate_up_proj, const Tensor& down_proj) {
   check_moe_ffn_forward("moe_ffn_forward", x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
   check_pairs("moe_ffn_forward", pairs_A2, gates_TE.size(1), x_TD.size(0));
-  const at::Tensor pre_AG = at::empty({pairs_A2.size(0), gate_up_proj.size(1)}, x_TD.options());
-  const at::Tensor y_TD = at::zeros(x_TD.sizes(), gates_TE.options());
+  const Tensor pre_AG = at::empty({pairs_A2.size(0), gate_up_proj.size(1)}, x_TD.options());
+  const Tensor y_TD = at::zeros(x_TD.sizes(), gates_TE.options());
   run_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj, y_TD, pre_AG);
   return {y_TD.to(x_TD.scalar_type()), pre_AG};
 }
 
-at::Tensor moe_ffn_pre_activations_cpu(const at::Tensor& x_TD, const at::Tensor& gates_TE,
-                                       const at::Tensor& pairs_A2, const at::Tensor& gate_up_proj,
-                                       const at::Tensor& down_proj) {
+Tensor moe_ffn_pre_activations_cpu(const Tensor& x_TD, const Tensor& gates_TE, const Tensor& pairs_A2,
+                                   const Tensor& gate_up_proj, const Tensor& down_proj) {
   check_moe_ffn_forward("moe_ffn_pre_activations", x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj);
   check_pairs("moe_ffn_pre_activations", pairs_A2, gates_TE.size(1), x_TD.size(0));
-  at::Tensor pre_AG = at::empty({pairs_A2.size(0), gate_up_proj.size(1)}, x_TD.options());
-  run_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj, at::Tensor(), pre_AG);
+  Tensor pre_AG = at::empty({pairs_A2.size(0), gate_up_proj.size(1)}, x_TD.options());
+  run_forward(x_TD, gates_TE, pairs_A2, gate_up_proj, down_proj, Tensor(), pre_AG);
   return pre_AG;
 }
 
-at::Tensor moe_ffn_cpu(const at::Tensor& x_TD, const at::Tensor& gates_TE, const at::Tensor& gate_up_proj,
-                       const at::Tensor& down_proj, int64_t capacity, bool /*recompute*/) {
+Tensor moe_ffn_cpu(const Tensor& x_TD, const Tensor& gates_TE, const Tensor& gate_up_proj,
+                   const Tensor& down_proj, int64_t capacity, bool /*recompute*/) {
   check_moe_ffn(x_TD, gates_TE, gate_up_proj, down_proj, capacity);
-  const at::Tensor y_TD = at::zeros(x_TD.sizes(), gates_TE.options());
-  run_forward(x_TD, gates_TE, pairs_of(gates_TE), gate_up_proj, down_proj, y_TD, at::Tensor());
+  const Tensor y_TD = at::zeros(x_TD.sizes(), gates_TE.options());
+  run_forward(x_TD, gates_TE, pairs_of(gates_TE), gate_up_proj, down_proj, y_TD, Tensor());
   return y_TD.to(x_TD.scalar_type());
 }
 

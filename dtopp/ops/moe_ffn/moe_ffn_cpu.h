@@ -68,14 +68,14 @@ struct Assignment {
 
 // Returns the gates other than 0, f32 or f64 [T, E], as pairs (expert, token), int64 [A, 2] in ascending
 // order. nonzero() of the transposed gates gives the same, but jumps through their memory.
-at::Tensor pairs_of(const at::Tensor& gates_TE);
+Tensor pairs_of(const Tensor& gates_TE);
 
 // Builds the assignment from pairs_A2, (expert, token) in that order. Its steps add a token's rows along the
 // tree of expert_tree.h.
-Assignment assign(const at::Tensor& pairs_A2, int64_t experts);
+Assignment assign(const Tensor& pairs_A2, int64_t experts);
 
 // Builds the assignment of the gates other than 0, f32 [T, E], without steps.
-Assignment assign_in_order(const at::Tensor& gates_TE);
+Assignment assign_in_order(const Tensor& gates_TE);
 
 // The experts [first, last) and their pairs [pair, pair + rows).
 struct ExpertGroup {
@@ -117,7 +117,7 @@ inline int64_t find_pair(const Assignment& pairs, int64_t e, int64_t token) {
 template <typename Tiles, typename Body>
 void for_row_blocks(const Assignment& pairs, const ExpertGroup& group, int64_t tokens, const Body& body) {
   const std::vector<int64_t> starts = token_shares(pairs, group, tokens);
-  at::parallel_for(0, static_cast<int64_t>(starts.size()) - 1, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, std::ssize(starts) - 1, 1, [&](int64_t begin, int64_t end) {
     for (int64_t share = begin; share < end; ++share) {
       for (int64_t e = group.first; e < group.last; ++e) {
         const int64_t first = find_pair(pairs, e, starts[share]);
@@ -192,7 +192,7 @@ struct TokenSums {
 };
 
 // Returns memory for the slots 1, 2, … of sums with the shape of y_TD.
-inline at::Tensor slots_for(const at::Tensor& y_TD, const Assignment& pairs) {
+inline Tensor slots_for(const Tensor& y_TD, const Assignment& pairs) {
   return at::empty({pairs.slots - 1, y_TD.size(0), y_TD.size(1)}, y_TD.options());
 }
 

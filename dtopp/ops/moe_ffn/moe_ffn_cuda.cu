@@ -88,9 +88,8 @@ __global__ void __launch_bounds__(kRowThreads)
   if (n >= numbers) return;
   const int64_t position = position_TE[n];
   Real sum = 0;
-  if (position >= 0) {
+  if (position >= 0)
     for (int64_t part = 0; part < parts; ++part) sum += grad_gate_AP[position * parts + part];
-  }
   grad_gates_TE[n] = sum;
 }
 

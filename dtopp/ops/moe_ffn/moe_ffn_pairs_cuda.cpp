@@ -6,7 +6,7 @@ namespace dtopp::ops::cuda {
 namespace {
 
 // Returns cumulative ends, the format of at::_grouped_mm.
-at::Tensor ends_of(const Pairs& pairs) { return pairs.offsets_E1.slice(0, 1); }
+Tensor ends_of(const Pairs& pairs) { return pairs.offsets_E1.slice(0, 1); }
 
 template <typename Body>
 void for_experts(const Pairs& pairs, const Body& body) {
@@ -16,9 +16,9 @@ void for_experts(const Pairs& pairs, const Body& body) {
 
 // The functions below serve GEMMs without a fused kernel. gather_pairs returns x_TD[token_A]. Rows beyond the
 // pairs stay uninitialized, also in the results of the GEMMs.
-at::Tensor gather_pairs(const Pairs& pairs, const at::Tensor& x_TD) {
+Tensor gather_pairs(const Pairs& pairs, const Tensor& x_TD) {
   const int64_t hidden = x_TD.size(1);
-  at::Tensor rows_AD = at::empty({pairs.capacity(), hidden}, x_TD.options());
+  Tensor rows_AD = at::empty({pairs.capacity(), hidden}, x_TD.options());
   dispatch(x_TD, [&](auto scalar) {
     using Scalar = decltype(scalar);
     gather_rows(read<Scalar>(x_TD), read<int32_t>(pairs.token_A), pairs.rows(), hidden,
@@ -28,11 +28,11 @@ at::Tensor gather_pairs(const Pairs& pairs, const at::Tensor& x_TD) {
 }
 
 // Returns rows_AK[a] weight_EKN[e] for the pairs a of each expert e: [A, N].
-at::Tensor multiply_pairs(const Pairs& pairs, const at::Tensor& rows_AK, const at::Tensor& weight_EKN) {
+Tensor multiply_pairs(const Pairs& pairs, const Tensor& rows_AK, const Tensor& weight_EKN) {
   if (pairs.gemms.grouped) return at::_grouped_mm(rows_AK, weight_EKN, ends_of(pairs));
-  at::Tensor out_AN = at::empty({rows_AK.size(0), weight_EKN.size(2)}, rows_AK.options());
+  Tensor out_AN = at::empty({rows_AK.size(0), weight_EKN.size(2)}, rows_AK.options());
   for_experts(pairs, [&](int64_t e, int64_t begin, int64_t end) {
-    at::Tensor out = out_AN.slice(0, begin, end);
+    Tensor out = out_AN.slice(0, begin, end);
     at::mm_out(out, rows_AK.slice(0, begin, end), weight_EKN[e]);
   });
   return out_AN;
@@ -40,18 +40,18 @@ at::Tensor multiply_pairs(const Pairs& pairs, const at::Tensor& rows_AK, const a
 
 // Returns the sum over each expert's pairs a of left_AM[a]^T right_AN[a], formed in fp32 and rounded once:
 // [E, M, N].
-at::Tensor sum_pair_products(const Pairs& pairs, const at::Tensor& left_AM, const at::Tensor& right_AN) {
+Tensor sum_pair_products(const Pairs& pairs, const Tensor& left_AM, const Tensor& right_AN) {
   const int64_t experts = pairs.offsets_E1.size(0) - 1;
   if (pairs.gemms.grouped) {
-    at::Tensor out_EMN = at::_grouped_mm(left_AM.t(), right_AN, ends_of(pairs));
+    Tensor out_EMN = at::_grouped_mm(left_AM.t(), right_AN, ends_of(pairs));
     // at::_grouped_mm does not define its result for experts without pairs.
     clear_unused_experts(read<int32_t>(pairs.offsets_E1), experts, left_AM.size(1) * right_AN.size(1),
                          write<Bfloat16>(out_EMN), current_stream(left_AM));
     return out_EMN;
   }
-  at::Tensor out_EMN = at::empty({experts, left_AM.size(1), right_AN.size(1)}, left_AM.options());
+  Tensor out_EMN = at::empty({experts, left_AM.size(1), right_AN.size(1)}, left_AM.options());
   for_experts(pairs, [&](int64_t e, int64_t begin, int64_t end) {
-    at::Tensor out = out_EMN[e];
+    Tensor out = out_EMN[e];
     at::mm_out(out, left_AM.slice(0, begin, end).t(), right_AN.slice(0, begin, end));
   });
   return out_EMN;
@@ -66,39 +66,39 @@ FusedGemm fused_gemm(const Pairs& pairs, int64_t hidden, int64_t ffn) {
           current_stream(pairs.offsets_E1)};
 }
 
-at::Tensor empty_rows(const Pairs& pairs, int64_t width, const at::Tensor& like) {
+Tensor empty_rows(const Pairs& pairs, int64_t width, const Tensor& like) {
   return at::empty({pairs.capacity(), width}, like.options());
 }
 
-const Bfloat16* bf16(const at::Tensor& tensor) { return read<Bfloat16>(tensor); }
-Bfloat16* write_bf16(const at::Tensor& tensor) { return write<Bfloat16>(tensor); }
+const Bfloat16* bf16(const Tensor& tensor) { return read<Bfloat16>(tensor); }
+Bfloat16* write_bf16(const Tensor& tensor) { return write<Bfloat16>(tensor); }
 
 // Returns the gradient of a weight that the kernel called by `launch` writes, in the type of `like`. Returns
 // an undefined tensor if the gradient went to a sum.
 template <typename Launch>
-at::Tensor write_gradient(at::IntArrayRef shape, const at::Tensor& like, const AccumulationTarget& target,
-                          const Launch& launch) {
+Tensor write_gradient(at::IntArrayRef shape, const Tensor& like, const AccumulationTarget& target,
+                      const Launch& launch) {
   if (target.sum.defined()) {
     launch(WeightGradient{nullptr, write<float>(target.sum), target.add});
     return {};
   }
-  at::Tensor rounded = at::empty(shape, like.options());
+  Tensor rounded = at::empty(shape, like.options());
   launch(WeightGradient{write_bf16(rounded)});
   return rounded;
 }
 
-bool is_aligned(const at::Tensor& tensor) {
+bool is_aligned(const Tensor& tensor) {
   return begins_aligned(tensor) && tensor.size(-1) * tensor.element_size() % kAlignment == 0;
 }
 
 }  // namespace
 
-at::Tensor aligned(const at::Tensor& tensor) {
-  const at::Tensor contiguous = tensor.contiguous();
+Tensor aligned(const Tensor& tensor) {
+  const Tensor contiguous = tensor.contiguous();
   return begins_aligned(contiguous) ? contiguous : contiguous.clone();
 }
 
-Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, const GemmChoice& gemms) {
+Pairs make_pairs(const Tensor& gates_TE, int64_t capacity, const GemmChoice& gemms) {
   const int64_t tokens = gates_TE.size(0), experts = gates_TE.size(1);
   check_number_of_experts("moe_ffn", experts);
   TORCH_CHECK(capacity >= 0 && std::max(capacity, tokens * experts) <= kMostPairs,
@@ -106,8 +106,8 @@ Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, const GemmChoice&
               tokens, " tokens, ", experts, " experts and ", capacity);
   const Stream stream = current_stream(gates_TE);
   const auto integer = gates_TE.options().dtype(at::kInt);
-  const at::Tensor counts_EB = at::empty({experts, pair_blocks(tokens)}, integer);
-  const at::Tensor totals_E = at::empty({experts}, integer);
+  const Tensor counts_EB = at::empty({experts, pair_blocks(tokens)}, integer);
+  const Tensor totals_E = at::empty({experts}, integer);
   Pairs pairs{at::empty({experts + 1}, integer), {}, {}, at::empty({tokens, experts}, integer), gemms, {}};
   dispatch_real(gates_TE, [&](auto real) {
     using Real = decltype(real);
@@ -116,7 +116,7 @@ Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, const GemmChoice&
     offset_pairs(read<int32_t>(totals_E), experts, capacity > 0 ? capacity : kMostPairs,
                  write<int32_t>(pairs.offsets_E1), stream);
     if (gemms.need_offsets_on_host()) {
-      const at::Tensor offsets = pairs.offsets_E1.to(at::kCPU, at::kLong);
+      const Tensor offsets = pairs.offsets_E1.to(at::kCPU, at::kLong);
       pairs.host_offsets_E1.assign(offsets.const_data_ptr<int64_t>(),
                                    offsets.const_data_ptr<int64_t>() + offsets.numel());
     }
@@ -133,10 +133,10 @@ Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, const GemmChoice&
   return pairs;
 }
 
-at::Tensor sum_pairs(const Pairs& pairs, const at::Tensor& rows_AD, const at::Tensor& gates_TE) {
+Tensor sum_pairs(const Pairs& pairs, const Tensor& rows_AD, const Tensor& gates_TE) {
   const int64_t tokens = pairs.position_TE.size(0), experts = pairs.position_TE.size(1),
                 hidden = rows_AD.size(1);
-  at::Tensor sums_TD = at::empty({tokens, hidden}, rows_AD.options());
+  Tensor sums_TD = at::empty({tokens, hidden}, rows_AD.options());
   dispatch(rows_AD, [&](auto scalar) {
     using Scalar = decltype(scalar);
     sum_rows<Scalar>(
@@ -147,7 +147,7 @@ at::Tensor sum_pairs(const Pairs& pairs, const at::Tensor& rows_AD, const at::Te
   return sums_TD;
 }
 
-GemmChoice choose_gemms(const at::Tensor& gate_up_EGD, const at::Tensor& down_EDF) {
+GemmChoice choose_gemms(const Tensor& gate_up_EGD, const Tensor& down_EDF) {
   constexpr int64_t kMostGroups = 1023;  // limit of at::_grouped_mm
   if (gate_up_EGD.scalar_type() != at::kBFloat16 || !is_aligned(gate_up_EGD) || !is_aligned(down_EDF))
     return {};
@@ -156,7 +156,7 @@ GemmChoice choose_gemms(const at::Tensor& gate_up_EGD, const at::Tensor& down_ED
   return choice;
 }
 
-ActivatedPairs activate_pairs(const Pairs& pairs, const at::Tensor& x_TD, const at::Tensor& gate_up_EGD) {
+ActivatedPairs activate_pairs(const Pairs& pairs, const Tensor& x_TD, const Tensor& gate_up_EGD) {
   const int64_t ffn = gate_up_EGD.size(1) / 2;
   ActivatedPairs out;
   out.act_AF = empty_rows(pairs, ffn, x_TD);
@@ -174,17 +174,17 @@ ActivatedPairs activate_pairs(const Pairs& pairs, const at::Tensor& x_TD, const 
   return out;
 }
 
-at::Tensor project_pairs(const Pairs& pairs, const at::Tensor& act_AF, const at::Tensor& down_EDF) {
+Tensor project_pairs(const Pairs& pairs, const Tensor& act_AF, const Tensor& down_EDF) {
   if (!pairs.gemms.is_fused(ExpertGemm::kProjection))
     return multiply_pairs(pairs, act_AF, down_EDF.transpose(1, 2));
-  at::Tensor out_AD = empty_rows(pairs, down_EDF.size(1), act_AF);
+  Tensor out_AD = empty_rows(pairs, down_EDF.size(1), act_AF);
   fused_projection(fused_gemm(pairs, down_EDF.size(1), down_EDF.size(2)), bf16(act_AF), bf16(down_EDF),
                    write_bf16(out_AD));
   return out_AD;
 }
 
-ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const at::Tensor& pre_AG,
-                                       const at::Tensor& down_EDF) {
+ActivationGradient activation_gradient(const Pairs& pairs, const Tensor& dy_TD, const Tensor& pre_AG,
+                                       const Tensor& down_EDF) {
   const int64_t ffn = down_EDF.size(2);
   const auto gate_gradients = [&](int64_t parts) {
     return at::empty({pairs.capacity(), parts}, pairs.gate_A.options());
@@ -200,7 +200,7 @@ ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_
   }
   out.dy_AD = gather_pairs(pairs, dy_TD);
   out.grad_gate_AP = gate_gradients(1);
-  const at::Tensor da_AF = multiply_pairs(pairs, out.dy_AD, down_EDF);
+  const Tensor da_AF = multiply_pairs(pairs, out.dy_AD, down_EDF);
   dispatch(pre_AG, [&](auto scalar) {
     using Scalar = decltype(scalar);
     using Real = Accumulator<Scalar>;
@@ -214,10 +214,10 @@ ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_
   return out;
 }
 
-at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const ActivationGradient& gradient,
-                         const AccumulationTarget& target) {
+Tensor down_gradient(const Pairs& pairs, const Tensor& dy_TD, const ActivationGradient& gradient,
+                     const AccumulationTarget& target) {
   if (!pairs.gemms.is_fused(ExpertGemm::kDownGradient)) {
-    const at::Tensor dy_AD = gradient.dy_AD.defined() ? gradient.dy_AD : gather_pairs(pairs, dy_TD);
+    const Tensor dy_AD = gradient.dy_AD.defined() ? gradient.dy_AD : gather_pairs(pairs, dy_TD);
     return target.take(sum_pair_products(pairs, dy_AD, gradient.scaled_AF));
   }
   const int64_t hidden = dy_TD.size(1), ffn = gradient.scaled_AF.size(1);
@@ -227,17 +227,17 @@ at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const Acti
   });
 }
 
-at::Tensor input_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& gate_up_EGD) {
+Tensor input_gradient(const Pairs& pairs, const Tensor& d_pre_AG, const Tensor& gate_up_EGD) {
   if (!pairs.gemms.is_fused(ExpertGemm::kInputGradient)) return multiply_pairs(pairs, d_pre_AG, gate_up_EGD);
   const int64_t hidden = gate_up_EGD.size(2);
-  at::Tensor dx_AD = empty_rows(pairs, hidden, d_pre_AG);
+  Tensor dx_AD = empty_rows(pairs, hidden, d_pre_AG);
   fused_input_gradient(fused_gemm(pairs, hidden, gate_up_EGD.size(1) / 2), bf16(d_pre_AG), bf16(gate_up_EGD),
                        write_bf16(dx_AD));
   return dx_AD;
 }
 
-at::Tensor gate_up_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& x_TD,
-                            const AccumulationTarget& target) {
+Tensor gate_up_gradient(const Pairs& pairs, const Tensor& d_pre_AG, const Tensor& x_TD,
+                        const AccumulationTarget& target) {
   if (!pairs.gemms.is_fused(ExpertGemm::kGateUpGradient))
     return target.take(sum_pair_products(pairs, d_pre_AG, gather_pairs(pairs, x_TD)));
   const int64_t hidden = x_TD.size(1), gate_up = d_pre_AG.size(1);

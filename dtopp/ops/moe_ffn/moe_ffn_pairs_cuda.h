@@ -21,13 +21,13 @@ struct GemmChoice {
 
 // Returns the tensor itself if it is contiguous and begins at a multiple of 16 bytes, as the GEMMs require,
 // else a copy that does.
-at::Tensor aligned(const at::Tensor& tensor);
+Tensor aligned(const Tensor& tensor);
 
 struct Pairs {
-  at::Tensor offsets_E1;   // int32; moe_ffn_cuda.h describes these four
-  at::Tensor token_A;      // int32
-  at::Tensor gate_A;       // f32 (f64)
-  at::Tensor position_TE;  // int32
+  Tensor offsets_E1;   // int32; moe_ffn_cuda.h describes these four
+  Tensor token_A;      // int32
+  Tensor gate_A;       // f32 (f64)
+  Tensor position_TE;  // int32
   GemmChoice gemms;
   std::vector<int64_t> host_offsets_E1;  // only if GemmChoice::need_offsets_on_host()
 
@@ -37,11 +37,11 @@ struct Pairs {
 
 // Finds the pairs, up to `capacity`. With capacity = 0 the capacity is the number of pairs, which the host
 // reads.
-Pairs make_pairs(const at::Tensor& gates_TE, int64_t capacity, const GemmChoice& gemms);
+Pairs make_pairs(const Tensor& gates_TE, int64_t capacity, const GemmChoice& gemms);
 
 // Returns per token the sum of its pairs' rows, times their gates if gates_TE is defined: [T, D]. RowSums
 // describes the order of the sum.
-at::Tensor sum_pairs(const Pairs& pairs, const at::Tensor& rows_AD, const at::Tensor& gates_TE);
+Tensor sum_pairs(const Pairs& pairs, const Tensor& rows_AD, const Tensor& gates_TE);
 
 // The GEMMs of moe_ffn on a CUDA device, with the steps between them. Pairs::gemms selects per GEMM:
 // torch's grouped GEMM and separate kernels, or one fused kernel (fused_gemm.h).
@@ -52,35 +52,35 @@ at::Tensor sum_pairs(const Pairs& pairs, const at::Tensor& rows_AD, const at::Te
 // bytes, else the choice of fused_kernels() if the device and the widths support it. at::_grouped_mm accepts
 // up to 1,023 experts; beyond that, GEMMs without a fused kernel take the reference path. Throws c10::Error
 // if the environment variable DTOPP_MOE_KERNELS is invalid.
-GemmChoice choose_gemms(const at::Tensor& gate_up_EGD, const at::Tensor& down_EDF);
+GemmChoice choose_gemms(const Tensor& gate_up_EGD, const Tensor& down_EDF);
 
 struct ActivatedPairs {
-  at::Tensor pre_AG, act_AF;
+  Tensor pre_AG, act_AF;
 };
-ActivatedPairs activate_pairs(const Pairs& pairs, const at::Tensor& x_TD, const at::Tensor& gate_up_EGD);
+ActivatedPairs activate_pairs(const Pairs& pairs, const Tensor& x_TD, const Tensor& gate_up_EGD);
 
 // [A, D]
-at::Tensor project_pairs(const Pairs& pairs, const at::Tensor& act_AF, const at::Tensor& down_EDF);
+Tensor project_pairs(const Pairs& pairs, const Tensor& act_AF, const Tensor& down_EDF);
 
 // Gradients from that of a token's output sum.
 struct ActivationGradient {
-  at::Tensor d_pre_AG;
-  at::Tensor scaled_AF;     // the activation times the pair's gate
-  at::Tensor grad_gate_AP;  // in parts; the sum over P is the gate's gradient
-  at::Tensor dy_AD;         // the pairs' rows of dy_TD, if they were gathered and are still needed
+  Tensor d_pre_AG;
+  Tensor scaled_AF;     // the activation times the pair's gate
+  Tensor grad_gate_AP;  // in parts; the sum over P is the gate's gradient
+  Tensor dy_AD;         // the pairs' rows of dy_TD, if they were gathered and are still needed
 };
-ActivationGradient activation_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const at::Tensor& pre_AG,
-                                       const at::Tensor& down_EDF);
+ActivationGradient activation_gradient(const Pairs& pairs, const Tensor& dy_TD, const Tensor& pre_AG,
+                                       const Tensor& down_EDF);
 
 // Returns an undefined tensor if the gradient went to `target`; gate_up_gradient does the same. The sum must
 // be f32 for bf16 weights and aligned to 16 bytes.
-at::Tensor down_gradient(const Pairs& pairs, const at::Tensor& dy_TD, const ActivationGradient& gradient,
-                         const AccumulationTarget& target = {});
+Tensor down_gradient(const Pairs& pairs, const Tensor& dy_TD, const ActivationGradient& gradient,
+                     const AccumulationTarget& target = {});
 
 // [A, D]
-at::Tensor input_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& gate_up_EGD);
+Tensor input_gradient(const Pairs& pairs, const Tensor& d_pre_AG, const Tensor& gate_up_EGD);
 
-at::Tensor gate_up_gradient(const Pairs& pairs, const at::Tensor& d_pre_AG, const at::Tensor& x_TD,
-                            const AccumulationTarget& target = {});
+Tensor gate_up_gradient(const Pairs& pairs, const Tensor& d_pre_AG, const Tensor& x_TD,
+                        const AccumulationTarget& target = {});
 
 }  // namespace dtopp::ops::cuda

@@ -18,7 +18,7 @@ struct RowSizes {
   int64_t B, S, D;
 
   // per_sample [B, 1, D], or [D] for one sample
-  RowSizes(const at::Tensor& x, const at::Tensor& per_sample)
+  RowSizes(const Tensor& x, const Tensor& per_sample)
       : B(per_sample.dim() == 1 ? 1 : per_sample.size(0)),
         S(per_sample.numel() == 0 ? 0 : x.numel() / per_sample.numel()),
         D(x.size(-1)) {}
@@ -49,35 +49,35 @@ void for_rows(const RowSizes& s, int64_t buffers, const Body& body) {
 
 // The gradient of a scale, shift or gate, as one sum in fp32 per chunk of rows.
 struct ChunkSums {
-  at::Tensor sums_BCD;
+  Tensor sums_BCD;
 
   explicit ChunkSums(const RowSizes& s) : sums_BCD(at::zeros({s.B, s.chunks(), s.D}, at::kFloat)) {}
 
   float* of(int64_t chunk) const { return sums_BCD.mutable_data_ptr<float>() + chunk * sums_BCD.size(2); }
-  at::Tensor total(const at::Tensor& like) const {
+  Tensor total(const Tensor& like) const {
     return sums_BCD.sum({1}).view(like.sizes()).to(like.scalar_type());
   }
 };
 
-bool has_norm_kernel(const at::Tensor& x) {
+bool has_norm_kernel(const Tensor& x) {
   return x.is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
 }
 
 // y = n * scale, or with a shift n * (1 + scale) + shift, of the normalized row n.
 struct NormFunction : torch::autograd::Function<NormFunction> {
   // Returns y and x.
-  static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& scale,
-                               const std::optional<at::Tensor>& shift, double eps, bool centered) {
+  static variable_list forward(AutogradContext* context, const Tensor& x, const Tensor& scale,
+                               const std::optional<Tensor>& shift, double eps, bool centered) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const at::Tensor dense_x = x.contiguous(), scales = scale.contiguous();
-    const at::Tensor shifts = shift ? shift->contiguous() : at::Tensor();
+    const Tensor dense_x = x.contiguous(), scales = scale.contiguous();
+    const Tensor shifts = shift ? shift->contiguous() : Tensor();
     context->save_for_backward({dense_x, scales});
     context->saved_data["eps"] = eps;
     context->saved_data["centered"] = centered;
     context->saved_data["shifted"] = shift.has_value();
     context->set_materialize_grads(false);
     const RowSizes s(dense_x, scales);
-    at::Tensor y = at::empty(x.sizes(), x.options());
+    Tensor y = at::empty(x.sizes(), x.options());
     dispatch_scalar(x, [&](auto scalar) {
       using Scalar = decltype(scalar);
       const auto *x = dense_x.const_data_ptr<Scalar>(), *scale = scales.const_data_ptr<Scalar>(),
@@ -106,13 +106,13 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     if (!grads[0].defined()) return {grads[1], {}, {}, {}, {}};
     RECORD_FUNCTION("dtopp::norm_backward",
                     (std::array<c10::IValue, 4>{grads[0], grads[1], saved[0], saved[1]}));
-    const at::Tensor grad_y = grads[0].contiguous();
-    const at::Tensor residual = grads[1].defined() ? grads[1].contiguous() : grads[1];
+    const Tensor grad_y = grads[0].contiguous();
+    const Tensor residual = grads[1].defined() ? grads[1].contiguous() : grads[1];
     const RowSizes s(grad_y, saved[1]);
     const ChunkSums grad_scale(s);
     std::optional<ChunkSums> grad_shift;
     if (context->saved_data["shifted"].toBool()) grad_shift.emplace(s);
-    at::Tensor grad_x = at::empty(saved[0].sizes(), saved[0].options());
+    Tensor grad_x = at::empty(saved[0].sizes(), saved[0].options());
     const auto eps = static_cast<float>(context->saved_data["eps"].toDouble());
     const bool centered = context->saved_data["centered"].toBool();
     const float offset = grad_shift ? 1 : 0;
@@ -151,10 +151,9 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
 };
 
 struct AddGated : torch::autograd::Function<AddGated> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& gate,
-                            const at::Tensor& branch) {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& gate, const Tensor& branch) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const at::Tensor gate_B1D = gate.contiguous(), branch_BSD = branch.contiguous();
+    const Tensor gate_B1D = gate.contiguous(), branch_BSD = branch.contiguous();
     context->save_for_backward({gate_B1D, branch_BSD});
     return at::addcmul(x, gate_B1D, branch_BSD);
   }
@@ -162,10 +161,10 @@ struct AddGated : torch::autograd::Function<AddGated> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
     RECORD_FUNCTION("dtopp::add_gated_backward", (std::array<c10::IValue, 3>{grads[0], saved[0], saved[1]}));
-    const at::Tensor grad_y_BSD = grads[0].contiguous();
+    const Tensor grad_y_BSD = grads[0].contiguous();
     const RowSizes s(grad_y_BSD, saved[0]);
     const ChunkSums grad_gate(s);
-    at::Tensor grad_branch_BSD = at::empty(grad_y_BSD.sizes(), grad_y_BSD.options());
+    Tensor grad_branch_BSD = at::empty(grad_y_BSD.sizes(), grad_y_BSD.options());
     dispatch_scalar(grad_y_BSD, [&](auto scalar) {
       using Scalar = decltype(scalar);
       const auto *grad_y = grad_y_BSD.const_data_ptr<Scalar>(), *gate = saved[0].const_data_ptr<Scalar>(),
@@ -190,8 +189,7 @@ struct AddGated : torch::autograd::Function<AddGated> {
   }
 };
 
-void check_modulation(const char* op, const at::Tensor& x_BSD, const at::Tensor& a_B1D, const at::Tensor& b,
-                      bool whole) {
+void check_modulation(const char* op, const Tensor& x_BSD, const Tensor& a_B1D, const Tensor& b, bool whole) {
   TORCH_CHECK(x_BSD.dim() == 3, op, ": expected x [B, S, D], got ", x_BSD.sizes());
   const Expected like_x{x_BSD.scalar_type(), x_BSD.device()};
   const int64_t B = x_BSD.size(0), S = x_BSD.size(1), D = x_BSD.size(2);
@@ -199,8 +197,8 @@ void check_modulation(const char* op, const at::Tensor& x_BSD, const at::Tensor&
   check_tensor(op, whole ? "branch" : "scale", b, like_x, {B, whole ? S : 1, D});
 }
 
-Normed run_kernel(const at::Tensor& x, const at::Tensor& scale, const std::optional<at::Tensor>& shift,
-                  double eps, bool centered) {
+Normed run_kernel(const Tensor& x, const Tensor& scale, const std::optional<Tensor>& shift, double eps,
+                  bool centered) {
   RECORD_FUNCTION("dtopp::norm", (std::array<c10::IValue, 5>{x, scale, shift, eps, centered}));
   const variable_list outputs = NormFunction::apply(x, scale, shift, eps, centered);
   RECORD_OUTPUTS(at::TensorList(outputs[0]));
@@ -209,7 +207,7 @@ Normed run_kernel(const at::Tensor& x, const at::Tensor& scale, const std::optio
 
 }  // namespace
 
-Normed norm(const at::Tensor& x, const at::Tensor& gain_D, double eps, bool centered) {
+Normed norm(const Tensor& x, const Tensor& gain_D, double eps, bool centered) {
   TORCH_CHECK(x.dim() >= 1, "norm: expected x [..., D], got a number");
   check_tensor("norm", "gain", gain_D, {x.scalar_type(), x.device()}, {x.size(-1)});
   if (has_norm_kernel(x)) return run_kernel(x, gain_D, std::nullopt, eps, centered);
@@ -218,15 +216,14 @@ Normed norm(const at::Tensor& x, const at::Tensor& gain_D, double eps, bool cent
           x};
 }
 
-Normed modulated_norm(const at::Tensor& x_BSD, const at::Tensor& shift_B1D, const at::Tensor& scale_B1D,
-                      double eps) {
+Normed modulated_norm(const Tensor& x_BSD, const Tensor& shift_B1D, const Tensor& scale_B1D, double eps) {
   check_modulation("modulated_norm", x_BSD, shift_B1D, scale_B1D, false);
   if (has_norm_kernel(x_BSD)) return run_kernel(x_BSD, scale_B1D, shift_B1D, eps, true);
-  const at::Tensor normed_BSD = at::layer_norm(x_BSD, {x_BSD.size(2)}, {}, {}, eps);
+  const Tensor normed_BSD = at::layer_norm(x_BSD, {x_BSD.size(2)}, {}, {}, eps);
   return {at::addcmul(shift_B1D, normed_BSD, scale_B1D + 1), x_BSD};
 }
 
-at::Tensor add_gated(const at::Tensor& x_BSD, const at::Tensor& gate_B1D, const at::Tensor& branch_BSD) {
+Tensor add_gated(const Tensor& x_BSD, const Tensor& gate_B1D, const Tensor& branch_BSD) {
   check_modulation("add_gated", x_BSD, gate_B1D, branch_BSD, true);
   if (has_norm_kernel(x_BSD)) return AddGated::apply(x_BSD, gate_B1D, branch_BSD);
   return at::addcmul(x_BSD, gate_B1D, branch_BSD);

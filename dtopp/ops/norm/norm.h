@@ -12,7 +12,7 @@ namespace dtopp::ops {
 // A norm and its input. A residual connection that continues with this `x` adds its gradient within the
 // norm's backward pass, which saves a pass over memory.
 struct Normed {
-  at::Tensor y, x;
+  Tensor y, x;
 };
 
 // norm(x) * gain along the last dimension: LayerNorm if `centered`, else RMSNorm. Differentiable in all
@@ -20,21 +20,20 @@ struct Normed {
 //
 // Shapes:        x [..., D]; gain [D], both of one floating dtype -> y, x [..., D]
 // Throws:        c10::Error "norm: …" if the shapes or dtypes do not fit
-Normed norm(const at::Tensor& x, const at::Tensor& gain_D, double eps, bool centered);
+Normed norm(const Tensor& x, const Tensor& gain_D, double eps, bool centered);
 
 // norm(x) * (1 + scale) + shift, where norm is LayerNorm along D without a gain. Differentiable in all
 // tensors. It saves x and scale.
 //
 // Shapes:        x [B, S, D]; shift, scale [B, 1, D], all of one floating dtype -> y, x [B, S, D]
 // Throws:        c10::Error "modulated_norm: …" if the shapes or dtypes do not fit
-Normed modulated_norm(const at::Tensor& x_BSD, const at::Tensor& shift_B1D, const at::Tensor& scale_B1D,
-                      double eps);
+Normed modulated_norm(const Tensor& x_BSD, const Tensor& shift_B1D, const Tensor& scale_B1D, double eps);
 
 // x + gate * branch. Differentiable in all tensors. It saves gate and branch.
 //
 // Shapes:        x, branch [B, S, D]; gate [B, 1, D], all of one floating dtype
 // Returns:       [B, S, D]
 // Throws:        c10::Error "add_gated: …" if the shapes or dtypes do not fit
-at::Tensor add_gated(const at::Tensor& x_BSD, const at::Tensor& gate_B1D, const at::Tensor& branch_BSD);
+Tensor add_gated(const Tensor& x_BSD, const Tensor& gate_B1D, const Tensor& branch_BSD);
 
 }  // namespace dtopp::ops

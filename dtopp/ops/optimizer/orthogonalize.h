@@ -15,7 +15,7 @@ namespace dtopp::ops {
 //
 // Shapes:        matrices_BMN f32 [B, M, N] -> alike
 // Throws:        c10::Error "orthogonalize: …" if the shape or type does not fit
-at::Tensor orthogonalize(const at::Tensor& matrices_BMN, bool bf16);
+Tensor orthogonalize(const Tensor& matrices_BMN, bool bf16);
 
 // FLOPs of one M x N matrix. Symmetric products count half.
 double orthogonalize_flops(double M, double N);

@@ -16,19 +16,17 @@ constexpr int64_t kPartsPerThread = 4;
 [[gnu::always_inline]] inline double sum_squares(const float* x, int64_t count) {
   std::array<double, kLanes> sums{};
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
+  for (; i + kLanes <= count; i += kLanes)
     for (int64_t lane = 0; lane < kLanes; ++lane)
       sums[lane] += static_cast<double>(x[i + lane]) * static_cast<double>(x[i + lane]);
-  }
   for (int64_t lane = 0; i < count; ++lane, ++i)
     sums[lane] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  for (int64_t width = kLanes / 2; width > 0; width /= 2) {
+  for (int64_t width = kLanes / 2; width > 0; width /= 2)
     for (int64_t lane = 0; lane < width; ++lane) sums[lane] += sums[lane + width];
-  }
   return sums[0];
 }
 
-at::Tensor squared_norms_cpu(const at::Tensor& values, const at::Tensor& offsets) {
+Tensor squared_norms_cpu(const Tensor& values, const Tensor& offsets) {
   check_squared_norms(values, offsets);
   const auto* begins = offsets.const_data_ptr<int64_t>();
   const int64_t parts = offsets.numel() - 1;
@@ -36,7 +34,7 @@ at::Tensor squared_norms_cpu(const at::Tensor& values, const at::Tensor& offsets
     TORCH_CHECK(begins[u] >= 0 && begins[u] <= begins[u + 1] && begins[u + 1] <= values.numel(),
                 "squared_norms: expected offsets that rise from 0 or more to at most ", values.numel(),
                 ", got ", begins[u], " before ", begins[u + 1]);
-  at::Tensor squares = at::empty({parts}, values.options().dtype(at::kDouble));
+  Tensor squares = at::empty({parts}, values.options().dtype(at::kDouble));
   const auto* x = values.const_data_ptr<float>();
   auto* square = squares.mutable_data_ptr<double>();
   at::parallel_for(0, parts, kPartsPerThread, [&](int64_t begin, int64_t end) {
@@ -49,7 +47,7 @@ at::Tensor squared_norms_cpu(const at::Tensor& values, const at::Tensor& offsets
 
 }  // namespace
 
-void check_squared_norms(const at::Tensor& values, const at::Tensor& offsets) {
+void check_squared_norms(const Tensor& values, const Tensor& offsets) {
   TORCH_CHECK(values.dim() == 1 && values.is_contiguous() && values.scalar_type() == at::kFloat,
               "squared_norms: expected contiguous f32 values [n], got ", values.scalar_type(), " ",
               values.sizes());
@@ -59,7 +57,7 @@ void check_squared_norms(const at::Tensor& values, const at::Tensor& offsets) {
               offsets.scalar_type(), " ", offsets.sizes(), " on ", offsets.device());
 }
 
-at::Tensor squared_norms(const at::Tensor& values, const at::Tensor& offsets) {
+Tensor squared_norms(const Tensor& values, const Tensor& offsets) {
   return call_op<"dtopp::squared_norms", decltype(squared_norms_cpu)>(values, offsets);
 }
 

@@ -11,8 +11,8 @@ namespace dtopp::ops {
 // Shapes:        values f32 [n], contiguous; offsets int64 [U + 1] on the same device, ascending from 0 to n
 // Returns:       f64 [U]
 // Throws:        c10::Error "squared_norms: …" if the shapes, types or devices do not fit
-at::Tensor squared_norms(const at::Tensor& values, const at::Tensor& offsets);
+Tensor squared_norms(const Tensor& values, const Tensor& offsets);
 
-void check_squared_norms(const at::Tensor& values, const at::Tensor& offsets);
+void check_squared_norms(const Tensor& values, const Tensor& offsets);
 
 }  // namespace dtopp::ops

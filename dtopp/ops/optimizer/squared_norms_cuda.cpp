@@ -6,10 +6,10 @@
 namespace dtopp::ops {
 namespace {
 
-at::Tensor squared_norms_cuda(const at::Tensor& values, const at::Tensor& offsets) {
+Tensor squared_norms_cuda(const Tensor& values, const Tensor& offsets) {
   check_squared_norms(values, offsets);
   const c10::DeviceGuard guard(values.device());
-  at::Tensor squares = at::empty({offsets.numel() - 1}, values.options().dtype(at::kDouble));
+  Tensor squares = at::empty({offsets.numel() - 1}, values.options().dtype(at::kDouble));
   cuda::squared_norms(cuda::read<float>(values), cuda::read<int64_t>(offsets), squares.numel(),
                       cuda::write<double>(squares), cuda::current_stream(values));
   return squares;

@@ -10,9 +10,9 @@
 namespace dtopp::ops {
 namespace {
 
-at::Tensor cumulative_prob_histogram_meta(const at::Tensor& logits_TE, const at::Tensor& scale,
-                                          c10::string_view normalization, int64_t max_experts, int64_t stride,
-                                          int64_t zero_experts) {
+Tensor cumulative_prob_histogram_meta(const Tensor& logits_TE, const Tensor& scale,
+                                      c10::string_view normalization, int64_t max_experts, int64_t stride,
+                                      int64_t zero_experts) {
   check_cumulative_prob_histogram(logits_TE, scale, normalization, max_experts, stride, zero_experts);
   return at::empty({kCumulativeProbBins}, logits_TE.options().dtype(at::kLong));
 }
@@ -113,17 +113,17 @@ template <typename Real>
   }
 }
 
-at::Tensor cumulative_prob_histogram_cpu(const at::Tensor& logits_TE, const at::Tensor& scale,
-                                         c10::string_view normalization, int64_t max_experts, int64_t stride,
-                                         int64_t zero_experts) {
+Tensor cumulative_prob_histogram_cpu(const Tensor& logits_TE, const Tensor& scale,
+                                     c10::string_view normalization, int64_t max_experts, int64_t stride,
+                                     int64_t zero_experts) {
   check_cumulative_prob_histogram(logits_TE, scale, normalization, max_experts, stride, zero_experts);
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   const RouteRule rule = route_rule(normalization, experts, /*top_k=*/0, max_experts, /*renormalize=*/false);
-  const at::Tensor z_TE = logits_TE.to(accumulator_type(logits_TE)).contiguous();
+  const Tensor z_TE = logits_TE.to(accumulator_type(logits_TE)).contiguous();
   const int64_t counted = (tokens + stride - 1) / stride;
   const int64_t chunks = (counted + kTokensPerChunk - 1) / kTokensPerChunk;
   const int64_t shares = std::clamp<int64_t>(at::get_num_threads(), 1, std::max<int64_t>(chunks, 1));
-  const at::Tensor counts_SM = at::zeros({shares, kCumulativeProbBins}, logits_TE.options().dtype(at::kLong));
+  const Tensor counts_SM = at::zeros({shares, kCumulativeProbBins}, logits_TE.options().dtype(at::kLong));
   AT_DISPATCH_FLOATING_TYPES(z_TE.scalar_type(), "cumulative_prob_histogram", [&] {
     const auto theta = rule.learn_scale ? scale.item<scalar_t>() : scalar_t(1);
     const scalar_t* logits = z_TE.const_data_ptr<scalar_t>();
@@ -143,7 +143,7 @@ at::Tensor cumulative_prob_histogram_cpu(const at::Tensor& logits_TE, const at::
 
 }  // namespace
 
-void check_cumulative_prob_histogram(const at::Tensor& logits_TE, const at::Tensor& scale,
+void check_cumulative_prob_histogram(const Tensor& logits_TE, const Tensor& scale,
                                      c10::string_view normalization, int64_t max_experts, int64_t stride,
                                      int64_t zero_experts) {
   check_router_logits("cumulative_prob_histogram", logits_TE, scale, normalization);
@@ -155,9 +155,8 @@ void check_cumulative_prob_histogram(const at::Tensor& logits_TE, const at::Tens
               zero_experts);
 }
 
-at::Tensor cumulative_prob_histogram(const at::Tensor& logits_TE, const at::Tensor& scale,
-                                     std::string_view normalization, int64_t max_experts, int64_t stride,
-                                     int64_t zero_experts) {
+Tensor cumulative_prob_histogram(const Tensor& logits_TE, const Tensor& scale, std::string_view normalization,
+                                 int64_t max_experts, int64_t stride, int64_t zero_experts) {
   return call_op<"dtopp::cumulative_prob_histogram", decltype(cumulative_prob_histogram_meta)>(
       logits_TE, scale, c10::string_view(normalization), max_experts, stride, zero_experts);
 }

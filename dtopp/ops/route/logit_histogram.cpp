@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kExpertsPerThread = 16;  // a cache line of logits
 
-void check_logit_histogram(const at::Tensor& logits_TE, int64_t stride) {
+void check_logit_histogram(const Tensor& logits_TE, int64_t stride) {
   const auto dtype = logits_TE.scalar_type();
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kDouble,
               "logit_histogram: expected logits of dtype float32 or float64, got ", dtype);
@@ -17,21 +17,21 @@ void check_logit_histogram(const at::Tensor& logits_TE, int64_t stride) {
   TORCH_CHECK(stride >= 1, "logit_histogram: expected a stride of at least 1, got ", stride);
 }
 
-at::Tensor logit_histogram_meta(const at::Tensor& logits_TE, int64_t stride) {
+Tensor logit_histogram_meta(const Tensor& logits_TE, int64_t stride) {
   check_logit_histogram(logits_TE, stride);
   return at::empty_symint({logits_TE.sym_size(1), kLogitBins}, logits_TE.options().dtype(at::kLong));
 }
 
 // In tensor operations. The host reads nothing.
-at::Tensor logit_histogram_cuda(const at::Tensor& logits_TE, int64_t stride) {
+Tensor logit_histogram_cuda(const Tensor& logits_TE, int64_t stride) {
   check_logit_histogram(logits_TE, stride);
-  const at::Tensor z_TE = logits_TE.slice(0, 0, std::nullopt, stride);
+  const Tensor z_TE = logits_TE.slice(0, 0, std::nullopt, stride);
   const int64_t experts = z_TE.size(1);
-  const at::Tensor place_TE =
+  const Tensor place_TE =
       ((z_TE - kLowestLogit) * kLogitBinsPerUnit).clamp(0, static_cast<double>(kLogitBins - 1)).nan_to_num(0);
-  const at::Tensor first_E = at::arange(experts, z_TE.options().dtype(at::kLong)) * kLogitBins;
-  const at::Tensor bin = (place_TE.to(at::kLong) + first_E).reshape({-1});
-  const at::Tensor counts = at::zeros({experts * kLogitBins}, bin.options());
+  const Tensor first_E = at::arange(experts, z_TE.options().dtype(at::kLong)) * kLogitBins;
+  const Tensor bin = (place_TE.to(at::kLong) + first_E).reshape({-1});
+  const Tensor counts = at::zeros({experts * kLogitBins}, bin.options());
   return counts.scatter_add(0, bin, at::ones_like(bin)).view({experts, kLogitBins});
 }
 
@@ -52,11 +52,11 @@ template <typename Real>
   }
 }
 
-at::Tensor logit_histogram_cpu(const at::Tensor& logits_TE, int64_t stride) {
+Tensor logit_histogram_cpu(const Tensor& logits_TE, int64_t stride) {
   check_logit_histogram(logits_TE, stride);
-  const at::Tensor z_TE = logits_TE.contiguous();
+  const Tensor z_TE = logits_TE.contiguous();
   const int64_t tokens = z_TE.size(0), experts = z_TE.size(1);
-  at::Tensor counts_EB = at::zeros({experts, kLogitBins}, z_TE.options().dtype(at::kLong));
+  Tensor counts_EB = at::zeros({experts, kLogitBins}, z_TE.options().dtype(at::kLong));
   AT_DISPATCH_FLOATING_TYPES(z_TE.scalar_type(), "logit_histogram", [&] {
     const scalar_t* logits = z_TE.const_data_ptr<scalar_t>();
     int64_t* counts = counts_EB.mutable_data_ptr<int64_t>();
@@ -71,7 +71,7 @@ at::Tensor logit_histogram_cpu(const at::Tensor& logits_TE, int64_t stride) {
 
 }  // namespace
 
-at::Tensor logit_histogram(const at::Tensor& logits_TE, int64_t stride) {
+Tensor logit_histogram(const Tensor& logits_TE, int64_t stride) {
   return call_op<"dtopp::logit_histogram", decltype(logit_histogram_meta)>(logits_TE, stride);
 }
 
@@ -81,13 +81,12 @@ TORCH_LIBRARY_IMPL(dtopp, CPU, m) { m.impl("logit_histogram", logit_histogram_cp
 TORCH_LIBRARY_IMPL(dtopp, CUDA, m) { m.impl("logit_histogram", logit_histogram_cuda); }
 TORCH_LIBRARY_IMPL(dtopp, Meta, m) { m.impl("logit_histogram", logit_histogram_meta); }
 
-at::Tensor ranked_logit(const at::Tensor& counts, int64_t rank) {
-  const at::Tensor reached =
-      counts.to(at::kDouble).flip({-1}).cumsum(-1).flip({-1});  // logits of a bin or above
-  const at::Tensor bin = reached.ge(rank).sum(-1, /*keepdim=*/true).sub(1).clamp_min(0);
-  const at::Tensor inside = counts.to(at::kDouble).gather(-1, bin);
-  const at::Tensor above = reached.gather(-1, bin) - inside;
-  const at::Tensor part = (static_cast<double>(rank) - above) / inside;  // of the bin, from its upper edge
+Tensor ranked_logit(const Tensor& counts, int64_t rank) {
+  const Tensor reached = counts.to(at::kDouble).flip({-1}).cumsum(-1).flip({-1});  // logits of a bin or above
+  const Tensor bin = reached.ge(rank).sum(-1, /*keepdim=*/true).sub(1).clamp_min(0);
+  const Tensor inside = counts.to(at::kDouble).gather(-1, bin);
+  const Tensor above = reached.gather(-1, bin) - inside;
+  const Tensor part = (static_cast<double>(rank) - above) / inside;  // of the bin, from its upper edge
   return ((bin + 1).to(at::kDouble) - part).div(ops::kLogitBinsPerUnit).add(ops::kLowestLogit).squeeze(-1);
 }
 

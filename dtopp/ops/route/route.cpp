@@ -7,9 +7,9 @@
 namespace dtopp::ops {
 namespace {
 
-using GradientPair = std::tuple<at::Tensor, at::Tensor>;
+using GradientPair = std::tuple<Tensor, Tensor>;
 
-RouteTuple route_meta(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+RouteTuple route_meta(const Tensor& logits_TE, const Tensor& scale, const Tensor& threshold,
                       c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
                       const OptionalTensor& bias_E, c10::string_view bias_on, c10::string_view gate,
                       const OptionalTensor& cut_E) {
@@ -27,23 +27,23 @@ RouteTuple route_meta(const at::Tensor& logits_TE, const at::Tensor& scale, cons
           at::empty({2}, integer)};
 }
 
-GradientPair route_backward_meta(const at::Tensor& logits_TE, const at::Tensor& scale,
-                                 const at::Tensor& gates_TE, const OptionalTensor& grad_gates_TE,
-                                 const OptionalTensor& grad_mean_prob_E, const OptionalTensor& grad_entropy,
-                                 const OptionalTensor& grad_router_z, c10::string_view normalization,
-                                 bool /*renormalize*/, c10::string_view /*gate*/) {
+GradientPair route_backward_meta(const Tensor& logits_TE, const Tensor& scale, const Tensor& gates_TE,
+                                 const OptionalTensor& grad_gates_TE, const OptionalTensor& grad_mean_prob_E,
+                                 const OptionalTensor& grad_entropy, const OptionalTensor& grad_router_z,
+                                 c10::string_view normalization, bool /*renormalize*/,
+                                 c10::string_view /*gate*/) {
   check_route_backward(logits_TE, scale, gates_TE, grad_gates_TE, grad_mean_prob_E, grad_entropy,
                        grad_router_z, normalization);
   return {at::empty_symint(logits_TE.sym_sizes(), logits_TE.options()), at::empty({}, scale.options())};
 }
 
-OptionalTensor defined_or_none(const at::Tensor& grad) {
+OptionalTensor defined_or_none(const Tensor& grad) {
   return grad.defined() ? OptionalTensor(grad) : std::nullopt;
 }
 
 struct RouteFunction : torch::autograd::Function<RouteFunction> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& logits_TE, const at::Tensor& scale,
-                               const at::Tensor& threshold, const std::string& normalization, int64_t top_k,
+  static variable_list forward(AutogradContext* context, const Tensor& logits_TE, const Tensor& scale,
+                               const Tensor& threshold, const std::string& normalization, int64_t top_k,
                                int64_t max_experts, bool renormalize, const OptionalTensor& bias_E,
                                const std::string& bias_on, const std::string& gate,
                                const OptionalTensor& cut_E) {
@@ -71,7 +71,7 @@ struct RouteFunction : torch::autograd::Function<RouteFunction> {
   }
 };
 
-RouteTuple route_autograd(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+RouteTuple route_autograd(const Tensor& logits_TE, const Tensor& scale, const Tensor& threshold,
                           c10::string_view normalization, int64_t top_k, int64_t max_experts,
                           bool renormalize, const OptionalTensor& bias_E, c10::string_view bias_on,
                           c10::string_view gate, const OptionalTensor& cut_E) {
@@ -80,10 +80,10 @@ RouteTuple route_autograd(const at::Tensor& logits_TE, const at::Tensor& scale, 
   return {out[0], out[1], out[2], out[3], out[4], out[5], out[6]};
 }
 
-using Routed = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using Routed = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-Routed route_selected_op(const at::Tensor& logits_TE, const at::Tensor& scale,
-                         const at::Tensor& routing_map_TE, c10::string_view normalization, bool renormalize) {
+Routed route_selected_op(const Tensor& logits_TE, const Tensor& scale, const Tensor& routing_map_TE,
+                         c10::string_view normalization, bool renormalize) {
   const RouteOutput out = route_selected(logits_TE, scale, routing_map_TE,
                                          {normalization.data(), normalization.size()}, renormalize);
   return {out.gates_TE, out.tokens_per_expert_E, out.active_histogram, out.mean_prob_E, out.entropy,
@@ -92,7 +92,7 @@ Routed route_selected_op(const at::Tensor& logits_TE, const at::Tensor& scale,
 
 }  // namespace
 
-void check_router_logits(const char* op, const at::Tensor& logits_TE, const at::Tensor& scale,
+void check_router_logits(const char* op, const Tensor& logits_TE, const Tensor& scale,
                          c10::string_view normalization) {
   const auto dtype = logits_TE.scalar_type();
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble, op,
@@ -111,7 +111,7 @@ void check_router_logits(const char* op, const at::Tensor& logits_TE, const at::
               ": expected normalization none, fixed or dynamic, got '", normalization, "'");
 }
 
-void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+void check_route(const Tensor& logits_TE, const Tensor& scale, const Tensor& threshold,
                  c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
                  const OptionalTensor& bias_E, c10::string_view bias_on, c10::string_view gate,
                  const OptionalTensor& cut_E) {
@@ -147,17 +147,17 @@ BiasOn bias_on_of(const OptionalTensor& bias_E, c10::string_view bias_on) {
   return bias_on == "logit" ? BiasOn::kLogit : BiasOn::kScore;
 }
 
-at::Tensor kernel_bias(const OptionalTensor& bias_E, c10::string_view bias_on) {
+Tensor kernel_bias(const OptionalTensor& bias_E, c10::string_view bias_on) {
   if (!bias_E) return {};
   return bias_on == "logit" ? bias_E->exp() : bias_E->contiguous();
 }
 
-void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& gates_TE,
+void check_route_backward(const Tensor& logits_TE, const Tensor& scale, const Tensor& gates_TE,
                           const OptionalTensor& grad_gates_TE, const OptionalTensor& grad_mean_prob_E,
                           const OptionalTensor& grad_entropy, const OptionalTensor& grad_router_z,
                           c10::string_view normalization) {
   check_router_logits("route_backward", logits_TE, scale, normalization);
-  const auto check = [&](const char* name, const at::Tensor& tensor, c10::SymIntArrayRef sizes) {
+  const auto check = [&](const char* name, const Tensor& tensor, c10::SymIntArrayRef sizes) {
     check_tensor("route_backward", name, tensor, {accumulator_type(logits_TE), logits_TE.device()}, sizes);
   };
   const c10::SymIntArrayRef sizes_TE = logits_TE.sym_sizes(), sizes_E = sizes_TE.slice(1);
@@ -168,7 +168,7 @@ void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, 
   if (grad_router_z) check("grad_router_z", *grad_router_z, {});
 }
 
-RouteOutput route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+RouteOutput route(const Tensor& logits_TE, const Tensor& scale, const Tensor& threshold,
                   std::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
                   const OptionalTensor& bias_E, std::string_view bias_on, std::string_view gate,
                   const OptionalTensor& cut_E) {
@@ -178,16 +178,15 @@ RouteOutput route(const at::Tensor& logits_TE, const at::Tensor& scale, const at
   return {gates_TE, counts_E, histogram, mean_prob_E, entropy, router_z, mass};
 }
 
-void set_counts(const at::Tensor& routing_map_TE, RouteOutput& out) {
-  const at::Tensor active_T = routing_map_TE.sum(1);
-  const at::Tensor none = at::zeros({routing_map_TE.size(1) + 1}, active_T.options());
+void set_counts(const Tensor& routing_map_TE, RouteOutput& out) {
+  const Tensor active_T = routing_map_TE.sum(1);
+  const Tensor none = at::zeros({routing_map_TE.size(1) + 1}, active_T.options());
   out.tokens_per_expert_E = routing_map_TE.sum(0);
   out.active_histogram = none.index_add(0, active_T, at::ones_like(active_T));
 }
 
-RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
-                           const at::Tensor& routing_map_TE, std::string_view normalization,
-                           bool renormalize) {
+RouteOutput route_selected(const Tensor& logits_TE, const Tensor& scale, const Tensor& routing_map_TE,
+                           std::string_view normalization, bool renormalize) {
   TORCH_CHECK(routing_map_TE.scalar_type() == at::kBool &&
                   routing_map_TE.sym_sizes() == logits_TE.sym_sizes() &&
                   routing_map_TE.device() == logits_TE.device(),
@@ -198,12 +197,12 @@ RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
               logits_TE.sym_sizes());
   const int64_t E = logits_TE.sym_size(1).guard_int(__FILE__, __LINE__);
   // With all experts selected and no renormalization, the gates are P.
-  const at::Tensor no_threshold = at::zeros({}, logits_TE.options().dtype(at::kDouble));
+  const Tensor no_threshold = at::zeros({}, logits_TE.options().dtype(at::kDouble));
   RouteOutput out = route(logits_TE, scale, no_threshold, normalization, /*top_k=*/E, /*max_experts=*/0,
                           /*renormalize=*/false);
   out.gates_TE = at::where(routing_map_TE, out.gates_TE, at::zeros({}, out.gates_TE.options()));
   if (renormalize) {
-    const at::Tensor sum_T1 = out.gates_TE.sum({1}, /*keepdim=*/true);
+    const Tensor sum_T1 = out.gates_TE.sum({1}, /*keepdim=*/true);
     // Other gates stay 0, also if the sum is 0 or NaN.
     out.gates_TE = out.gates_TE / at::where(routing_map_TE, sum_T1, at::ones({}, sum_T1.options()));
   }

@@ -35,21 +35,20 @@
 namespace dtopp::ops {
 // "f32" below is f64 for f64 logits. Means are over tokens, and 0 if there are no tokens.
 struct RouteOutput {
-  at::Tensor gates_TE;             // f32
-  at::Tensor tokens_per_expert_E;  // int64 [E]: tokens per expert
-  at::Tensor active_histogram;     // int64 [E + 1]: number of tokens with n experts
-  at::Tensor mean_prob_E;          // f32: mean of P (relu: of the gates), the Q of the load-balance loss
-  at::Tensor entropy;              // f32 []: mean of -sum P log P
-  at::Tensor router_z;             // f32 []: mean of logsumexp(z)^2, of the raw logits
+  Tensor gates_TE;             // f32
+  Tensor tokens_per_expert_E;  // int64 [E]: tokens per expert
+  Tensor active_histogram;     // int64 [E + 1]: number of tokens with n experts
+  Tensor mean_prob_E;          // f32: mean of P (relu: of the gates), the Q of the load-balance loss
+  Tensor entropy;              // f32 []: mean of -sum P log P
+  Tensor router_z;             // f32 []: mean of logsumexp(z)^2, of the raw logits
   // int64 [2]: sums over tokens of P over S, and of as many largest P, each token's rounded to a multiple of
   // 2^-30. Zeros without a threshold and a bias. Undefined if the experts were not selected by route().
-  at::Tensor mass{};
+  Tensor mass{};
   // Not an output of the op: int64, counts that the router's update needs (moe/router.h); may be undefined.
-  at::Tensor statistics{};
-  at::Tensor
-      zero_gate_T1{};       // likewise: f32, the sum of a token's gates of zero experts (model.zero_experts)
-  at::Tensor logit_sums{};  // likewise: int64, sums over tokens of the logits (moe/expert_normalization.h)
-  at::Tensor sequence_balance{};  // likewise: f32 [], a router's loss (loss.sequence_balance)
+  Tensor statistics{};
+  Tensor zero_gate_T1{};  // likewise: f32, the sum of a token's gates of zero experts (model.zero_experts)
+  Tensor logit_sums{};    // likewise: int64, sums over tokens of the logits (moe/expert_normalization.h)
+  Tensor sequence_balance{};  // likewise: f32 [], a router's loss (loss.sequence_balance)
 };
 
 // The host does not wait for a CUDA device. Differentiable: gates, mean_prob, entropy and router_z, with
@@ -61,23 +60,21 @@ struct RouteOutput {
 // Throws:        c10::Error "route: …" if shapes, types, devices or values do not fit, or if E exceeds 2,048
 //                on a CUDA device (cuda_types.h). A CPU also rejects a NaN threshold; a CUDA device then
 //                selects one expert.
-RouteOutput route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+RouteOutput route(const Tensor& logits_TE, const Tensor& scale, const Tensor& threshold,
                   std::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
-                  const std::optional<at::Tensor>& bias_E = std::nullopt, std::string_view bias_on = "logit",
-                  std::string_view gate = "probability",
-                  const std::optional<at::Tensor>& cut_E = std::nullopt);
+                  const std::optional<Tensor>& bias_E = std::nullopt, std::string_view bias_on = "logit",
+                  std::string_view gate = "probability", const std::optional<Tensor>& cut_E = std::nullopt);
 
 // Like route, with S given by routing_map_TE, any number of experts per token: for example to replay recorded
 // routing. The logits do not change S. A token's gates are NaN if its P over S add up to 0.
 //
 // Shapes:        routing_map_TE bool [T, E]; logits_TE and scale as in route
 // Throws:        c10::Error "route_selected: …" if the selection does not fit, else "route: …"
-RouteOutput route_selected(const at::Tensor& logits_TE, const at::Tensor& scale,
-                           const at::Tensor& routing_map_TE, std::string_view normalization,
-                           bool renormalize);
+RouteOutput route_selected(const Tensor& logits_TE, const Tensor& scale, const Tensor& routing_map_TE,
+                           std::string_view normalization, bool renormalize);
 
 // Sets the counts of `out` to those of a selection, bool [T, E].
-void set_counts(const at::Tensor& routing_map_TE, RouteOutput& out);
+void set_counts(const Tensor& routing_map_TE, RouteOutput& out);
 
 // Counts the cumulative probabilities c_j before each token's j-th likeliest expert, j >= 2, over tokens. The
 // histogram gives the number of active experts at any threshold.
@@ -98,9 +95,8 @@ void set_counts(const at::Tensor& routing_map_TE, RouteOutput& out);
 // Shapes:        logits_TE, scale and normalization as in route
 // Returns:       int64 [kCumulativeProbBins] (cumulative_prob_bins.h)
 // Throws:        c10::Error "cumulative_prob_histogram: …" in the same cases as route
-at::Tensor cumulative_prob_histogram(const at::Tensor& logits_TE, const at::Tensor& scale,
-                                     std::string_view normalization, int64_t max_experts, int64_t stride,
-                                     int64_t zero_experts = 0);
+Tensor cumulative_prob_histogram(const Tensor& logits_TE, const Tensor& scale, std::string_view normalization,
+                                 int64_t max_experts, int64_t stride, int64_t zero_experts = 0);
 
 // Bins of 1/32 over [-16, 16). The outermost two also count all logits beyond.
 constexpr int64_t kLogitBins = 1024;
@@ -113,39 +109,38 @@ constexpr double kLowestLogit = -16, kLogitBinsPerUnit = 32;
 //
 // Shapes:        logits_TE f32|f64 [T, E] -> int64 [E, kLogitBins]
 // Throws:        c10::Error "logit_histogram: …" if type, shape or stride do not fit
-at::Tensor logit_histogram(const at::Tensor& logits_TE, int64_t stride);
+Tensor logit_histogram(const Tensor& logits_TE, int64_t stride);
 
 // The rank-th largest logit, linear inside its bin. Counts are whole numbers of any type [.., kLogitBins],
 // the result is f64 [..].
-at::Tensor ranked_logit(const at::Tensor& counts, int64_t rank);
+Tensor ranked_logit(const Tensor& counts, int64_t rank);
 
 // For the CPU and CUDA kernels of route and cumulative_prob_histogram.
 
 // The outputs of the operator route, in the order of RouteOutput.
-using RouteTuple =
-    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using RouteTuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-using OptionalTensor = std::optional<at::Tensor>;
+using OptionalTensor = std::optional<Tensor>;
 
-void check_router_logits(const char* op, const at::Tensor& logits_TE, const at::Tensor& scale,
+void check_router_logits(const char* op, const Tensor& logits_TE, const Tensor& scale,
                          c10::string_view normalization);
 
-void check_route(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+void check_route(const Tensor& logits_TE, const Tensor& scale, const Tensor& threshold,
                  c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
                  const OptionalTensor& bias_E, c10::string_view bias_on, c10::string_view gate,
                  const OptionalTensor& cut_E);
 
 // The bias as the kernels use it: a factor of P (logit) or a summand (score). Undefined without a bias.
-at::Tensor kernel_bias(const OptionalTensor& bias_E, c10::string_view bias_on);
+Tensor kernel_bias(const OptionalTensor& bias_E, c10::string_view bias_on);
 BiasOn bias_on_of(const OptionalTensor& bias_E, c10::string_view bias_on);
 
 // Checks the arguments of route_backward. A gradient is missing if nothing depends on the output.
-void check_route_backward(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& gates_TE,
+void check_route_backward(const Tensor& logits_TE, const Tensor& scale, const Tensor& gates_TE,
                           const OptionalTensor& grad_gates_TE, const OptionalTensor& grad_mean_prob_E,
                           const OptionalTensor& grad_entropy, const OptionalTensor& grad_router_z,
                           c10::string_view normalization);
 
-void check_cumulative_prob_histogram(const at::Tensor& logits_TE, const at::Tensor& scale,
+void check_cumulative_prob_histogram(const Tensor& logits_TE, const Tensor& scale,
                                      c10::string_view normalization, int64_t max_experts, int64_t stride,
                                      int64_t zero_experts);
 

@@ -188,8 +188,7 @@ template <typename Real>
 }
 
 template <typename Real>
-std::vector<ChunkSums> route_chunks(const at::Tensor& logits_TE, const RouteValues<Real>& by,
-                                    at::Tensor& gates_TE) {
+std::vector<ChunkSums> route_chunks(const Tensor& logits_TE, const RouteValues<Real>& by, Tensor& gates_TE) {
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   const int64_t chunks = (tokens + kTokensPerChunk - 1) / kTokensPerChunk;
   const Real* logits = logits_TE.const_data_ptr<Real>();
@@ -211,7 +210,7 @@ std::vector<ChunkSums> route_chunks(const at::Tensor& logits_TE, const RouteValu
   return sums;
 }
 
-RouteTuple route_cpu(const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& threshold,
+RouteTuple route_cpu(const Tensor& logits_TE, const Tensor& scale, const Tensor& threshold,
                      c10::string_view normalization, int64_t top_k, int64_t max_experts, bool renormalize,
                      const OptionalTensor& bias_E, c10::string_view bias_on, c10::string_view gate,
                      const OptionalTensor& cut_E) {
@@ -224,17 +223,17 @@ RouteTuple route_cpu(const at::Tensor& logits_TE, const at::Tensor& scale, const
                                     bias_on_of(bias_E, bias_on), gate_of(gate));
   const auto dtype = accumulator_type(logits_TE);
   const auto real = logits_TE.options().dtype(dtype);
-  at::Tensor gates_TE = at::empty({tokens, experts}, real);
-  at::Tensor counts_E = at::zeros({experts}, real.dtype(at::kLong));
-  at::Tensor histogram = at::zeros({experts + 1}, real.dtype(at::kLong));
-  const at::Tensor mean_prob_E = at::empty({experts}, real);
-  const at::Tensor mean_entropy = at::empty({}, real), mean_z = at::empty({}, real);
-  at::Tensor mass = at::zeros({2}, real.dtype(at::kLong));
-  const at::Tensor z_TE = logits_TE.to(dtype).contiguous();
-  const at::Tensor bias = kernel_bias(bias_E, bias_on), cut = cut_E ? cut_E->contiguous() : at::Tensor();
+  Tensor gates_TE = at::empty({tokens, experts}, real);
+  Tensor counts_E = at::zeros({experts}, real.dtype(at::kLong));
+  Tensor histogram = at::zeros({experts + 1}, real.dtype(at::kLong));
+  const Tensor mean_prob_E = at::empty({experts}, real);
+  const Tensor mean_entropy = at::empty({}, real), mean_z = at::empty({}, real);
+  Tensor mass = at::zeros({2}, real.dtype(at::kLong));
+  const Tensor z_TE = logits_TE.to(dtype).contiguous();
+  const Tensor bias = kernel_bias(bias_E, bias_on), cut = cut_E ? cut_E->contiguous() : Tensor();
   std::vector<ChunkSums> chunks;
   AT_DISPATCH_FLOATING_TYPES(dtype, "route", [&] {
-    const auto values = [](const at::Tensor& one_E) {
+    const auto values = [](const Tensor& one_E) {
       return one_E.defined() ? one_E.const_data_ptr<scalar_t>() : nullptr;
     };
     const auto theta = rule.learn_scale ? scale.item<scalar_t>() : scalar_t(1);
@@ -388,9 +387,9 @@ template <typename Real>
 }
 
 template <typename Real>
-double route_backward_chunks(const at::Tensor& logits_TE, const at::Tensor& gates_TE, Real theta,
+double route_backward_chunks(const Tensor& logits_TE, const Tensor& gates_TE, Real theta,
                              const GradientSources<Real>& grad, const RouteRule& rule,
-                             at::Tensor& grad_logits_TE) {
+                             Tensor& grad_logits_TE) {
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   const int64_t chunks = (tokens + kTokensPerChunk - 1) / kTokensPerChunk;
   const Real* logits = logits_TE.const_data_ptr<Real>();
@@ -412,23 +411,25 @@ double route_backward_chunks(const at::Tensor& logits_TE, const at::Tensor& gate
   return std::accumulate(grad_theta.begin(), grad_theta.end(), 0.0);
 }
 
-std::tuple<at::Tensor, at::Tensor> route_backward_cpu(
-    const at::Tensor& logits_TE, const at::Tensor& scale, const at::Tensor& gates_TE,
-    const OptionalTensor& grad_gates_TE, const OptionalTensor& grad_mean_prob_E,
-    const OptionalTensor& grad_entropy, const OptionalTensor& grad_router_z, c10::string_view normalization,
-    bool renormalize, c10::string_view gate) {
+std::tuple<Tensor, Tensor> route_backward_cpu(const Tensor& logits_TE, const Tensor& scale,
+                                              const Tensor& gates_TE, const OptionalTensor& grad_gates_TE,
+                                              const OptionalTensor& grad_mean_prob_E,
+                                              const OptionalTensor& grad_entropy,
+                                              const OptionalTensor& grad_router_z,
+                                              c10::string_view normalization, bool renormalize,
+                                              c10::string_view gate) {
   check_route_backward(logits_TE, scale, gates_TE, grad_gates_TE, grad_mean_prob_E, grad_entropy,
                        grad_router_z, normalization);
   const RouteRule rule = route_rule(normalization, logits_TE.size(1), /*top_k=*/0, /*max_experts=*/0,
                                     renormalize, BiasOn::kNothing, gate_of(gate));
   const auto dtype = accumulator_type(logits_TE);
   const double count = static_cast<double>(std::max<int64_t>(logits_TE.size(0), 1));
-  const at::Tensor z_TE = logits_TE.to(dtype).contiguous();
-  const at::Tensor gates = gates_TE.contiguous();
-  const at::Tensor grad_gates = grad_gates_TE ? grad_gates_TE->contiguous() : at::Tensor();
-  const at::Tensor grad_prob_E = grad_mean_prob_E ? grad_mean_prob_E->div(count).contiguous()
-                                                  : at::zeros({logits_TE.size(1)}, z_TE.options());
-  at::Tensor grad_logits_TE = at::empty_like(z_TE);
+  const Tensor z_TE = logits_TE.to(dtype).contiguous();
+  const Tensor gates = gates_TE.contiguous();
+  const Tensor grad_gates = grad_gates_TE ? grad_gates_TE->contiguous() : Tensor();
+  const Tensor grad_prob_E = grad_mean_prob_E ? grad_mean_prob_E->div(count).contiguous()
+                                              : at::zeros({logits_TE.size(1)}, z_TE.options());
+  Tensor grad_logits_TE = at::empty_like(z_TE);
   double grad_scale = 0;
   AT_DISPATCH_FLOATING_TYPES(dtype, "route_backward", [&] {
     const auto entropy =
