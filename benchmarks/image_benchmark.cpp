@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "dtopp/data/images/picture.h"
 #include "dtopp/data/images/image_source.h"
+#include "dtopp/data/images/picture.h"
 #include "dtopp/data/images/prepare_images.h"
 
 namespace {

@@ -25,10 +25,10 @@ struct ServedModel {
   std::string name;
   int64_t sequence_length = 0, vocab_size = 0;
   int32_t end_of_text = 0;
-  int64_t num_experts = 0;     // 0: a dense model
+  int64_t num_experts = 0;                          // 0: a dense model
   int64_t smallest_budget = 0, largest_budget = 0;  // 0: it cannot change its experts
-  size_t most_choices = 0;     // per request
-  std::set<int64_t> budgets;   // numbers of experts that are solved or can be; empty: none
+  size_t most_choices = 0;                          // per request
+  std::set<int64_t> budgets;  // numbers of experts that are solved or can be; empty: none
 };
 
 struct CompletionRequest {

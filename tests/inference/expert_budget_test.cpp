@@ -170,8 +170,9 @@ TEST(WholeBudgets, count_layers_by_token_id_with_their_experts) {
   EXPECT_EQ(whole_budgets(config).back(), 13);
   require_target(config, 2.25);
   require_target(config, 13.5);
-  EXPECT_THAT(error_of<UsageError>([&] { require_target(config, 2); }),
-              HasSubstr("2: must be between 2.25 and the model's 13.5 experts; layers that route by token id"));
+  EXPECT_THAT(
+      error_of<UsageError>([&] { require_target(config, 2); }),
+      HasSubstr("2: must be between 2.25 and the model's 13.5 experts; layers that route by token id"));
   EXPECT_THROW(require_target(config, 14), UsageError);
 }
 
