@@ -41,7 +41,7 @@ cpp() {  # GTEST_FILTER, preset, options of ctest...
 
 # Each test file runs in one process, which prepares the file's shared fixtures once.
 python() {  # options of pytest...
-  .venv/bin/python -m pytest -q -n "$at_once" --dist loadfile --junitxml "$times/test_python.xml" "$@"
+  .venv/bin/python -m pytest -q -n "$at_once" --dist loadfile --no-loadscope-reorder --junitxml "$times/test_python.xml" "$@"
 }
 
 # The tests that use transformers, with the oldest release of pyproject.toml and the versions that it needs.

@@ -10,11 +10,19 @@ from tiny_run import BINARY, FULL
 # The tiers (scripts/test.sh): `make check` runs the fast tests, `make test` all but those of `make nightly`.
 FAST = ("first_hour", "cli", "package/test_route_cases.py", "plan/test_plan.py", "data/test_get_data.py", "train/test_model_parity.py")
 NIGHTLY = ("package/test_wheel_build.py",)
+# Files of half a minute or more begin first, so that no process is left with one of them at the end.
+LONG = ("ranks/test_random_kills.py", "plan/test_gpu_training.py", "package/test_examples.py", "study/test_make_mixture.py",
+        "serve/test_playground.py", "ops/test_sass.py", "convert/test_lm_eval.py")
+
+
+def file_of(item):
+    return item.path.relative_to(pathlib.Path(__file__).parent).as_posix()
 
 
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: file_of(item) not in LONG)
     for item in items:
-        file = item.path.relative_to(pathlib.Path(__file__).parent).as_posix()
+        file = file_of(item)
         if file.startswith(NIGHTLY):
             item.add_marker("nightly")
         elif file.startswith(FAST) and not item.get_closest_marker("slow"):

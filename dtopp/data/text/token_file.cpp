@@ -71,7 +71,7 @@ using namespace std::string_view_literals;
 
 constexpr std::string_view kIndexMagic = "MMIDIDX\0\0"sv;
 constexpr uint64_t kVersion = 1;
-constexpr uint64_t kHeadBytes = 34;  // before the three arrays
+constexpr uint64_t kIndexHeadBytes = 34;  // before the three arrays
 
 TokenType read_header(ByteReader& reader) {
   if (reader.take_text(kIndexMagic.size()) != kIndexMagic)
@@ -239,13 +239,13 @@ TokenArray open_npy(const fs::path& path, int64_t vocab_size) {
 TokenPair open_megatron(const fs::path& bin, const fs::path& idx) {
   const Descriptor index = open_regular(idx);
   const uint64_t index_bytes = index.size();
-  std::vector<std::byte> head(std::min(index_bytes, kHeadBytes));
+  std::vector<std::byte> head(std::min(index_bytes, kIndexHeadBytes));
   index.read_at(0, head);
   ByteReader reader(head, idx.string());
   const TokenType type = read_header(reader);
   const auto sequences = reader.read<uint64_t>();
   const auto bounds = reader.read<uint64_t>();
-  uint64_t offset = kHeadBytes;
+  uint64_t offset = kIndexHeadBytes;
   // Checks that the next array is complete, before it is read.
   const auto begin_of = [&](uint64_t values, uint64_t size) {
     if (values > (index_bytes - offset) / size)

@@ -42,10 +42,10 @@ struct NormRotaryFunction : torch::autograd::Function<NormRotaryFunction> {
 
 // Per-thread copies of a token's rows, 1 / sigma of each row, and the sum of the gain's gradient over the
 // thread's tokens.
-struct TokenBuffers {
+struct RowBuffers {
   std::vector<float> normal_D, row_D, inverse, grad_gain_N;
 
-  TokenBuffers(int64_t hidden, int64_t rows)
+  RowBuffers(int64_t hidden, int64_t rows)
       : normal_D(hidden * rows), row_D(hidden * rows), inverse(rows), grad_gain_N(hidden) {}
 };
 
@@ -62,7 +62,7 @@ struct Tokens {
 };
 
 template <typename Scalar>
-[[gnu::always_inline]] inline void center_rows(const Tokens<Scalar>& in, int64_t t, TokenBuffers& buffers) {
+[[gnu::always_inline]] inline void center_rows(const Tokens<Scalar>& in, int64_t t, RowBuffers& buffers) {
   const Scalar* x = in.x_TD + t * in.numbers();
   float *normal = buffers.normal_D.data(), *inverse = buffers.inverse.data();
   for (int64_t row = 0; row < in.rows; ++row)
@@ -70,7 +70,7 @@ template <typename Scalar>
 }
 
 template <typename Scalar>
-[[gnu::always_inline]] inline void forward_token(const Tokens<Scalar>& in, int64_t t, TokenBuffers& buffers,
+[[gnu::always_inline]] inline void forward_token(const Tokens<Scalar>& in, int64_t t, RowBuffers& buffers,
                                                  Scalar* y_D) {
   center_rows(in, t, buffers);
   const int64_t hidden = in.hidden, half = in.width / 2;
@@ -95,7 +95,7 @@ template <typename Scalar>
 
 template <typename Scalar>
 [[gnu::always_inline]] inline void backward_token(const Tokens<Scalar>& in, int64_t t, const Scalar* grad_D,
-                                                  TokenBuffers& buffers, Scalar* grad_x_D) {
+                                                  RowBuffers& buffers, Scalar* grad_x_D) {
   center_rows(in, t, buffers);
   const int64_t hidden = in.hidden, half = in.width / 2;
   const float *cos = in.cos_TK + t * in.width, *sin = in.sin_TK + t * in.width;
@@ -140,9 +140,9 @@ void with_tokens(const Tensor& x_TD, const Tensor& gain_N, const Tensor& cos_TK,
 
 // Calls body(token, buffers) for each token. Returns the buffers of the threads' shares in their order.
 template <typename Scalar, typename Body>
-std::vector<TokenBuffers> for_tokens(const Tokens<Scalar>& in, const Body& body) {
+std::vector<RowBuffers> for_tokens(const Tokens<Scalar>& in, const Body& body) {
   const int64_t shares = thread_shares(in.tokens);
-  std::vector<TokenBuffers> buffers(shares, TokenBuffers(in.hidden, in.rows));
+  std::vector<RowBuffers> buffers(shares, RowBuffers(in.hidden, in.rows));
   at::parallel_for(0, shares, 1, [&](int64_t first, int64_t last) {
     for (int64_t share = first; share < last; ++share) {
       run_widest([&] {
@@ -162,7 +162,7 @@ Tensor norm_rotary_cpu(const Tensor& x_TD, const Tensor& gain_N, const Tensor& c
   with_tokens(x_TD, gain_N, cos_TK, sin_TK, eps, centered,
               [&]<typename Scalar>(const Tokens<Scalar>& tokens) {
                 auto* y = y_THK.mutable_data_ptr<Scalar>();
-                for_tokens(tokens, [&](int64_t t, TokenBuffers& buffers) {
+                for_tokens(tokens, [&](int64_t t, RowBuffers& buffers) {
                   forward_token(tokens, t, buffers, y + t * tokens.numbers());
                 });
               });
@@ -180,11 +180,11 @@ std::tuple<Tensor, Tensor> norm_rotary_backward_cpu(const Tensor& grad_y, const 
       x_TD, gain_N, cos_TK, sin_TK, eps, centered, [&]<typename Scalar>(const Tokens<Scalar>& tokens) {
         const auto* grad_y = grad_y_THK.const_data_ptr<Scalar>();
         auto* grad_x = grad_x_TD.mutable_data_ptr<Scalar>();
-        const auto shares = for_tokens(tokens, [&](int64_t t, TokenBuffers& buffers) {
+        const auto shares = for_tokens(tokens, [&](int64_t t, RowBuffers& buffers) {
           backward_token(tokens, t, grad_y + t * tokens.numbers(), buffers, grad_x + t * tokens.numbers());
         });
         auto* grad_gain = grad_gain_N.mutable_data_ptr<float>();
-        for (const TokenBuffers& share : shares)
+        for (const RowBuffers& share : shares)
           for (int64_t d = 0; d < tokens.hidden; ++d) grad_gain[d] += share.grad_gain_N[d];
       });
   return {grad_x_TD, grad_gain_N.to(gain_N.scalar_type())};

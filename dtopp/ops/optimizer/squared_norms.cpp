@@ -8,20 +8,20 @@
 namespace dtopp::ops {
 namespace {
 
-constexpr int64_t kLanes = 32;
+constexpr int64_t kSums = 32;
 constexpr int64_t kPartsPerThread = 4;
 
 // The square of a float is exact in double. With a fixed number of sums, the result does not depend on the
 // width of vectors.
 [[gnu::always_inline]] inline double sum_squares(const float* x, int64_t count) {
-  std::array<double, kLanes> sums{};
+  std::array<double, kSums> sums{};
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes)
-    for (int64_t lane = 0; lane < kLanes; ++lane)
+  for (; i + kSums <= count; i += kSums)
+    for (int64_t lane = 0; lane < kSums; ++lane)
       sums[lane] += static_cast<double>(x[i + lane]) * static_cast<double>(x[i + lane]);
   for (int64_t lane = 0; i < count; ++lane, ++i)
     sums[lane] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  for (int64_t width = kLanes / 2; width > 0; width /= 2)
+  for (int64_t width = kSums / 2; width > 0; width /= 2)
     for (int64_t lane = 0; lane < width; ++lane) sums[lane] += sums[lane + width];
   return sums[0];
 }

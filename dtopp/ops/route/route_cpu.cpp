@@ -117,7 +117,7 @@ template <typename Real>
 }
 
 // Sums over the tokens of one chunk.
-struct ChunkSums {
+struct RouteSums {
   std::vector<double> prob_E;
   std::vector<int64_t> counts_E, histogram;
   double entropy = 0, router_z = 0;
@@ -145,7 +145,7 @@ template <typename Real>
 template <typename Real>
 [[gnu::always_inline]] inline void route_chunk(const Real* logits, int64_t tokens, int64_t experts,
                                                const RouteValues<Real>& by, Real* gates,
-                                               TokenBuffers<Real>& buffers, ChunkSums& sums) {
+                                               TokenBuffers<Real>& buffers, RouteSums& sums) {
   // Before the first thresholds, gates are sigmoids but the likeliest experts are selected.
   const bool own = by.rule.gate == Gate::kRelu || (by.cut != nullptr && !std::isnan(by.cut[0]));
   for (int64_t t = 0; t < tokens; ++t) {
@@ -188,12 +188,12 @@ template <typename Real>
 }
 
 template <typename Real>
-std::vector<ChunkSums> route_chunks(const Tensor& logits_TE, const RouteValues<Real>& by, Tensor& gates_TE) {
+std::vector<RouteSums> route_chunks(const Tensor& logits_TE, const RouteValues<Real>& by, Tensor& gates_TE) {
   const int64_t tokens = logits_TE.size(0), experts = logits_TE.size(1);
   const int64_t chunks = (tokens + kTokensPerChunk - 1) / kTokensPerChunk;
   const Real* logits = logits_TE.const_data_ptr<Real>();
   Real* gates = gates_TE.mutable_data_ptr<Real>();
-  std::vector<ChunkSums> sums(chunks);
+  std::vector<RouteSums> sums(chunks);
   at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
     TokenBuffers<Real> buffers(experts);
     for (int64_t c = begin; c < end; ++c) {
@@ -231,7 +231,7 @@ RouteTuple route_cpu(const Tensor& logits_TE, const Tensor& scale, const Tensor&
   Tensor mass = at::zeros({2}, real.dtype(at::kLong));
   const Tensor z_TE = logits_TE.to(dtype).contiguous();
   const Tensor bias = kernel_bias(bias_E, bias_on), cut = cut_E ? cut_E->contiguous() : Tensor();
-  std::vector<ChunkSums> chunks;
+  std::vector<RouteSums> chunks;
   AT_DISPATCH_FLOATING_TYPES(dtype, "route", [&] {
     const auto values = [](const Tensor& one_E) {
       return one_E.defined() ? one_E.const_data_ptr<scalar_t>() : nullptr;
@@ -241,7 +241,7 @@ RouteTuple route_cpu(const Tensor& logits_TE, const Tensor& scale, const Tensor&
   });
   std::vector<double> prob_E(experts);
   double entropy = 0, router_z = 0;
-  for (const ChunkSums& chunk : chunks) {
+  for (const RouteSums& chunk : chunks) {
     for (int64_t e = 0; e < experts; ++e) {
       prob_E[e] += chunk.prob_E[e];
       counts_E.mutable_data_ptr<int64_t>()[e] += chunk.counts_E[e];
