@@ -8,8 +8,7 @@
 namespace dtopp::cli {
 namespace {
 
-// Each script asks `dtopp completion words` what may stand in place of the last word. Without an answer the
-// shell completes file names.
+// Each script asks `dtopp completion words` for the last word. Without an answer it completes file names.
 constexpr char kBash[] = R"(_dtopp() {
   local IFS=$'\n'
   COMPREPLY=($(dtopp completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))

@@ -64,8 +64,9 @@ Tensor solving_windows(std::span<const int64_t> ids, int64_t sequence_length, co
 std::vector<int64_t> whole_budgets(const config::RunConfig& config) {
   if (config.model.is_dense() || !config::has_threshold(config.routing.method)) return {};
   const auto [least, most] = config::reachable_experts(config.routing, config.model);
-  std::vector<int64_t> budgets(static_cast<size_t>(most - std::max(1.0, std::ceil(least)) + 1));
-  std::iota(budgets.begin(), budgets.end(), static_cast<int64_t>(std::max(1.0, std::ceil(least))));
+  std::vector<int64_t> budgets;
+  for (auto experts = std::max<int64_t>(1, std::llround(std::ceil(least))); experts <= most; ++experts)
+    budgets.push_back(experts);
   return budgets;
 }
 

@@ -209,7 +209,8 @@ std::string format_table_with_paper(std::span<const TaskResult> results, std::sp
   for (const std::string_view model : kPaperModels) table += format(" %6s", std::string(model).c_str());
   table += "   (paper)\n";
   const auto add_paper = [&](std::string_view row) {
-    for (const double percent : paper_results(row).value()) table += format(" %6.1f", percent);
+    for (const auto paper = paper_results(row).value(); const double percent : paper)
+      table += format(" %6.1f", percent);
     table += "\n";
   };
   for (const TaskResult& result : results) {
@@ -219,11 +220,10 @@ std::string format_table_with_paper(std::span<const TaskResult> results, std::sp
   }
   table += format_left_out(left_out);
   table += format("%-20s %9.1f %7s |", "Average", kPercent * average(results), "");
-  if (results.size() == all_tasks().size()) {
+  if (results.size() == all_tasks().size())
     add_paper("average");
-  } else {
+  else
     table += average_over(results, left_out) + " (the paper's is over all 13)\n";
-  }
   return table;
 }
 
