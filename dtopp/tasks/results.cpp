@@ -54,7 +54,7 @@ std::string dump_name(const Task& task) { return std::string(task.name) + ".json
 // Throws json::exception, or DataError if a number is impossible.
 Tally read_tally(const json& sums, const DataSet& data, size_t items) {
   const auto count = [&](size_t index) { return integer_of(sums.at(index)); };
-  const Tally tally{data.category, count(0), count(1), sums.at(2), count(3), {count(4), count(5)}};
+  Tally tally{data.category, count(0), count(1), sums.at(2), count(3), {count(4), count(5)}};
   const ExpertUse& experts = tally.experts;
   const bool is_possible = std::min({tally.correct, tally.tokens, experts.selected, experts.routed}) >= 0 &&
                            tally.correct <= tally.items && std::isfinite(tally.nll);

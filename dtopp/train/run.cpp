@@ -260,7 +260,7 @@ RunSaver::RunSaver(const Trainer& trainer, const config::RunConfig& config,
       groups_(groups),
       directory_(directory),
       metrics_(metrics),
-      log_(log) {}
+      log_(std::move(log)) {}
 
 RunSaver::~RunSaver() {
   abandon();
