@@ -24,4 +24,8 @@ void add_sample(CLI::App& app);
 void add_study(CLI::App& app);
 void add_completion(CLI::App& app);
 
+// The names of the commands in `app`, and of its options: "--output".
+std::vector<std::string> command_names(const CLI::App& app);
+std::vector<std::string> option_names(const CLI::App& app);
+
 }  // namespace dtopp::cli

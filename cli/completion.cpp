@@ -25,7 +25,6 @@ constexpr char kFish[] =
 std::vector<std::string> candidates(const CLI::App& app, const std::vector<std::string>& words) {
   const CLI::App* command = &app;
   for (size_t i = 0; i + 1 < words.size(); ++i) {
-    if (words[i].starts_with("-")) continue;
     const auto named =
         command->get_subcommands([&](const CLI::App* each) { return each->check_name(words[i]); });
     if (!named.empty()) command = named.front();
@@ -33,10 +32,8 @@ std::vector<std::string> candidates(const CLI::App& app, const std::vector<std::
   const CLI::Option* last =
       words.size() < 2 ? nullptr : command->get_option_no_throw(words[words.size() - 2]);
   if (last != nullptr && !last->get_positional() && last->get_items_expected_max() > 0) return {};
-  std::vector<std::string> all;
-  for (const CLI::App* each : command->get_subcommands({})) all.push_back(each->get_name());
-  for (const CLI::Option* option : command->get_options())
-    for (const std::string& name : option->get_lnames()) all.push_back("--" + name);
+  std::vector<std::string> all = command_names(*command);
+  std::ranges::move(option_names(*command), std::back_inserter(all));
   if (command->get_option_no_throw("overrides") != nullptr) {
     for (const auto& [key, value] : config::flatten_config(config::RunConfig())) all.push_back(key + "=");
     all.emplace_back("method=");
@@ -50,6 +47,19 @@ std::vector<std::string> candidates(const CLI::App& app, const std::vector<std::
 
 }  // namespace
 
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  return names;
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  return names;
+}
+
 void add_completion(CLI::App& app) {
   auto shell = std::make_shared<std::string>();
   auto words = std::make_shared<std::vector<std::string>>();
@@ -60,13 +70,10 @@ void add_completion(CLI::App& app) {
       ->check(CLI::IsMember({"bash", "zsh", "fish", "words"}));
   command->add_option("words", *words, "words of a command line, after dtopp and --");
   command->callback([shell, words, &app] {
-    if (*shell == "words") {
+    if (*shell == "words")
       for (const std::string& word : candidates(app, *words)) std::puts(word.c_str());
-    } else if (*shell == "fish") {
-      std::printf("%s", kFish);
-    } else {
-      std::printf("%s%s", *shell == "zsh" ? kZsh : "", kBash);
-    }
+    else
+      std::printf("%s%s", *shell == "zsh" ? kZsh : "", *shell == "fish" ? kFish : kBash);
   });
 }
 

@@ -19,23 +19,12 @@ const char* malloc_conf =
 
 namespace {
 
+using namespace dtopp::cli;
+
 // Returns the innermost command of the command line: "text" for `dtopp prepare text …`.
 const CLI::App& innermost(const CLI::App& app) {
   const auto chosen = app.get_subcommands();
   return chosen.empty() ? app : innermost(*chosen.front());
-}
-
-std::vector<std::string> verbs_of(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
-  return names;
-}
-
-std::vector<std::string> options_of(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options())
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-  return names;
 }
 
 std::string unknown(const char* what, const std::string& word, const std::vector<std::string>& known) {
@@ -61,19 +50,20 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
     if (word == "--") continue;
     if (const std::string hint = override_hint(command, word); word.starts_with("-") && !hint.empty())
       return "unknown option " + dtopp::config::quote_for_message(word) + "; " + hint;
-    if (word.starts_with("-")) return unknown("option", word.substr(0, word.find('=')), options_of(command));
-    const std::vector<std::string> verbs = verbs_of(command);
+    if (word.starts_with("-"))
+      return unknown("option", word.substr(0, word.find('=')), option_names(command));
+    const std::vector<std::string> names = command_names(command);
     const bool is_nested = command.get_parent() != nullptr;  // "prepare", "evaluate", "convert"
     if (is_nested && command.get_require_subcommand_min() > 0 &&
-        dtopp::config::nearest_key(word, verbs).empty())
+        dtopp::config::nearest_key(word, names).empty())
       return command.get_name() + " needs a command before " + dtopp::config::quote_for_message(word) + ": " +
-             dtopp::joined(verbs, ", ");
-    if (!verbs.empty()) return unknown("command", word, verbs);
+             dtopp::joined(names, ", ");
+    if (!names.empty()) return unknown("command", word, names);
   }
   if (command.get_require_subcommand_min() > 0)
     return command.get_parent() == nullptr
                ? "a command is required"
-               : command.get_name() + " needs a command: " + dtopp::joined(verbs_of(command), ", ");
+               : command.get_name() + " needs a command: " + dtopp::joined(command_names(command), ", ");
   const bool excludes = dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr;
   return std::string(error.what()) + (excludes ? "; give one of them" : "");
 }
@@ -186,7 +176,6 @@ int run(int argc, char** argv) {
   app.formatter(std::make_shared<HelpFormat>());
   app.set_version_flag("--version", "dtopp " DTOPP_VERSION);
   app.require_subcommand(1);
-  using namespace dtopp::cli;
   for (const auto add :
        {add_prepare, add_tokenize, add_new, add_train, add_replay, add_evaluate, add_generate, add_serve,
         add_sample, add_plan, add_study, add_report, add_convert, add_devices, add_completion})
@@ -217,7 +206,7 @@ void raise_file_limit() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  dtopp::cli::guard_standard_streams();
+  guard_standard_streams();
   raise_file_limit();
   int status = 0;
   try {
@@ -226,5 +215,5 @@ int main(int argc, char** argv) {
     const dtopp::distributed::Failure failure = dtopp::distributed::failure_of(error);
     status = fail(failure.status, failure.message);
   }
-  dtopp::cli::end_process(status);
+  end_process(status);
 }

@@ -289,7 +289,7 @@ void remove_abandoned(const fs::path& path);
 // the file between its creation and this call; the caller must then create another one.
 bool hold_temporary(int descriptor);
 
-// A directory that has a temporary name beside `path` (base/files.h) until commit().
+// A directory that has a temporary name beside `path` (temporary_sibling) until commit().
 class AtomicDirectory {
  public:
   // Throws DataError if `path` exists and `replace` is false, or if the parent of `path` is missing. With

@@ -28,7 +28,7 @@ std::string average_over(std::span<const TaskResult> results, std::span<const Lo
 }
 
 // The paper's table "Inference performance comparison between Dense-1.3B and MoE-1.3B-6.9B-64E8A".
-const std::map<std::string_view, std::array<double, 4>> kRows = {
+constexpr std::pair<std::string_view, std::array<double, 4>> kRows[] = {
     {"svamp", {5.3, 10.3, 8.3, 16.0}},
     {"mmlu", {25.2, 26.6, 26.8, 27.4}},
     {"arc_easy", {60.9, 65.7, 65.5, 67.1}},
@@ -228,8 +228,8 @@ std::string format_table_with_paper(std::span<const TaskResult> results, std::sp
 }
 
 std::optional<std::array<double, 4>> paper_results(std::string_view task) {
-  const auto row = kRows.find(task);
-  return row == kRows.end() ? std::nullopt : std::optional(row->second);
+  const auto* const row = std::ranges::find(kRows, task, [](const auto& each) { return each.first; });
+  return row == std::end(kRows) ? std::nullopt : std::optional(row->second);
 }
 
 fs::path kept_results_of(const fs::path& output) {
