@@ -61,9 +61,9 @@ ReportTable cost_table(const ReportInput& input) {
 
 ReportChart memory_chart(RunDrawing& drawing) {
   ReportChart chart{"Memory", "bytes", drawing.lines("memory/resident_bytes")};
-  const ReportRun& run = drawing.input.runs[0];
-  if (drawing.input.runs.size() == 1 && run.planned_bytes && find_series(run, "comm/bytes") == nullptr)
-    chart.levels.push_back({*run.planned_bytes, "by plan"});
+  const std::vector<ReportRun>& runs = drawing.input.runs;
+  if (runs.size() == 1 && runs[0].planned_bytes && find_series(runs[0], "comm/bytes") == nullptr)
+    chart.levels.push_back({*runs[0].planned_bytes, "by plan"});
   chart.from_zero = chart.exact = true;
   return chart;
 }
