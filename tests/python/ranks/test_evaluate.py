@@ -12,8 +12,8 @@ import pytest
 import start
 import tiny_language_run
 import tiny_run
-from needs import TASK_DATA, TORCHRUN, for_cpus, needs_program, needs_task_data, needs_torchrun
-from rank_process import catches_sigterm
+from needs import TASK_DATA, for_cpus, needs_program, needs_task_data, needs_torchrun
+from rank_process import catches_sigterm, torchrun
 from refusal import assert_refused
 
 pytestmark = [needs_program, for_cpus]
@@ -78,8 +78,7 @@ def test_activations_have_the_same_bytes(run, text, tmp_path):
 @needs_torchrun
 def test_torchrun_starts_ranks(run, text, tmp_path):
     arguments = ["experts", *BATCHES, "--text", text]
-    torchrun = [TORCHRUN, "--nproc-per-node", "2", "--no-python", tiny_run.BINARY]
-    assert written(run, tmp_path / "ranks", *arguments, launcher=torchrun) == written(run, tmp_path / "alone", *arguments)
+    assert written(run, tmp_path / "ranks", *arguments, launcher=[*torchrun(), tiny_run.BINARY]) == written(run, tmp_path / "alone", *arguments)
 
 
 LONG = [*TASKS, "copa,hellaswag", "--limit", "100"]

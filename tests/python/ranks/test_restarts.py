@@ -9,9 +9,9 @@ import socket
 
 import pytest
 import tiny_run
-from needs import SHIM, TORCHRUN, for_cpus, needs_program, needs_shim, needs_torchrun
+from needs import SHIM, for_cpus, needs_program, needs_shim, needs_torchrun
 from random_kills import kill_runs
-from rank_process import OVERRIDES, STEPS, Process, command
+from rank_process import OVERRIDES, STEPS, Process, command, torchrun
 from refusal import assert_refused
 
 pytestmark = [needs_program, for_cpus]
@@ -94,8 +94,7 @@ def test_restarts_need_processes(reference, tmp_path):
 @needs_torchrun
 def test_torchrun_restarts_the_ranks_and_they_resume(reference, tmp_path):
     run = tmp_path / "run"
-    launcher = Process([TORCHRUN, "--nproc-per-node", "2", "--max-restarts", "2", "--no-python",
-                        *command(reference, run, "checkpoint.every=5")])
+    launcher = Process([*torchrun("--max-restarts", "2"), *command(reference, run, "checkpoint.every=5")])
     for victim, step in [(1, 20), (0, 40)]:
         launcher.wait_for(f"step {step}/")  # the newest checkpoint may still be written
         os.kill(launcher.ranks()[victim], signal.SIGKILL)

@@ -2,14 +2,14 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 
 import pytest
 import tiny_run
 import torch
-from needs import TORCHRUN, for_cpus, needs_program, needs_torchrun
+from needs import for_cpus, needs_program, needs_torchrun
+from rank_process import free_port, torchrun
 from refusal import assert_refused
 
 
@@ -72,19 +72,15 @@ def test_blocks_that_do_not_divide_are_refused(reference, tmp_path, processes, e
 
 @needs_torchrun
 def test_torchrun_starts_ranks(reference, tmp_path):
-    done = subprocess.run([TORCHRUN, "--nproc-per-node", "2", "--no-python", tiny_run.BINARY,
-                           *train(reference, tmp_path / "run")], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*torchrun(), tiny_run.BINARY, *train(reference, tmp_path / "run")], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     expect_the_same(tmp_path / "run", reference)
 
 
 @needs_torchrun
 def test_torchrun_starts_ranks_of_two_nodes(reference, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    nodes = [subprocess.Popen([TORCHRUN, "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "2",
-                               "--master-addr", "127.0.0.1", "--master-port", str(port), "--no-python",
+    port = free_port()
+    nodes = [subprocess.Popen([*torchrun("--nnodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1", port=port),
                                tiny_run.BINARY, *train(reference, tmp_path / "run")], stderr=subprocess.PIPE, text=True)
              for node in (0, 1)]
     for node in nodes:

@@ -9,6 +9,7 @@ import threading
 import time
 
 import tiny_run
+from needs import TORCHRUN
 
 
 class Process:
@@ -79,3 +80,8 @@ def free_port():
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return listening.getsockname()[1]
+
+
+def torchrun(*options, port=None):
+    """A command of two ranks on one host, with a port of its own: torchrun always takes 29500, also beside another torchrun."""
+    return [TORCHRUN, "--nproc-per-node", "2", "--master-port", str(port or free_port()), *options, "--no-python"]
