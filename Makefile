@@ -4,7 +4,7 @@ BUILD  := build/$(PRESET)
 JOBS   ?= $(shell nproc)
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 
-.PHONY: help quickstart quickstart-images check test fuzz test-gpu gpu-report nightly build wheel release tag lab-data speedrun bench docs pictures format tidy clean
+.PHONY: help quickstart quickstart-images check test fuzz test-gpu gpu-report gpu-queue nightly build wheel release tag lab-data speedrun bench docs pictures format tidy clean
 
 help:  ## print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test-gpu:  ## build the operators with the torch of a machine with a CUDA device
 
 gpu-report:  ## measure and test a CUDA device and write a page within 10 minutes (SECONDS=600; DEVICE=cpu: try it without one)
 	@$(PYTHON) scripts/gpu.py report --device $(or $(DEVICE),cuda) --seconds $(or $(SECONDS),600)
+
+gpu-queue:  ## make gpu-report within MINUTES=12, and store report.json in benchmarks/results under this commit
+	@$(PYTHON) scripts/gpu.py report --results benchmarks/results --device $(or $(DEVICE),cuda) --seconds $$((60 * $(or $(MINUTES),12)))
 
 build:  ## install missing packages, build the program (PRESET=release|debug|sanitize; CUDA=1: also for CUDA devices)
 	@scripts/setup.sh $(if $(filter 1,$(CUDA)),cuda,build)

@@ -286,7 +286,8 @@ def expert_layer_case(size, rounds):
 
 
 def attention_case(size, rounds):
-    """Causal attention by each of torch's kernels. In training, torch chooses the kernel."""
+    """Causal attention by each of torch's kernels. In training, torch chooses the kernel. On a CUDA device also with the same sequences as
+    documents of one long sequence: `documents` is the kernel that dtopp uses for them."""
     shape = size.tokens // size.sequence, size.heads, size.sequence, size.hidden // size.heads
     inputs = [[randn(*shape).requires_grad_() for _ in range(3)] for _ in range(SETS)]
     grads = [randn(*shape) for _ in range(SETS)]
@@ -297,13 +298,36 @@ def attention_case(size, rounds):
         with sdpa_kernel(backends) if backends else nullcontext():
             scaled_dot_product_attention(*inputs[n], is_causal=True).backward(grads[n])
 
-    backends = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION} if size.device == "cuda" else {}
-    runs = {"chosen": partial(attend, [])} | {name: partial(attend, [backend]) for name, backend in backends.items()}
+    long = [[randn(size.tokens, size.heads, shape[3]).requires_grad_() for _ in range(3)] for _ in range(SETS)]
+    offsets, L = torch.arange(0, size.tokens + 1, size.sequence, dtype=torch.int32), size.sequence
+    aten = torch.ops.aten
+
+    def flash(*qkv):
+        return aten._flash_attention_forward(*qkv, offsets, offsets, L, L, 0.0, True, False)[0]
+
+    def cudnn(*qkv):
+        return aten._cudnn_attention_forward(*qkv, None, offsets, offsets, L, L, True, 0.0, True, False)[0]
+
+    def attend_in_documents(kernel, n):
+        for tensor in long[n]:
+            tensor.grad = None
+        kernel(*long[n]).backward(grads[n].view(long[n][0].shape))
+
+    runs, alone, error = {"chosen": partial(attend, [])}, {}, None
+    if size.device == "cuda":
+        alone = {"cudnn": partial(attend, [SDPBackend.CUDNN_ATTENTION]), "flash": partial(attend, [SDPBackend.FLASH_ATTENTION]),
+                 "documents": partial(attend_in_documents, flash), "cudnn_documents": partial(attend_in_documents, cudnn)}
+        try:
+            alone["cudnn_documents"](0)
+        except RuntimeError as refused:  # not every torch and device has it
+            del alone["cudnn_documents"]
+            error = str(refused).split("\n")[0]
+        runs |= alone
     t = alternate(runs, rounds, size.device)
     # Two products forward, five backward, half of the pairs.
     flops = (2 + 5) * 2 * size.tokens * size.sequence / 2 * size.hidden
     report(case="attention", tokens=size.tokens, milliseconds=t["chosen"], tflops=flops / t["chosen"] / 1e9,
-           **{f"{name}_against_chosen": t["chosen"] / t[name] for name in backends})
+           **{f"{name}_against_chosen": t["chosen"] / t[name] for name in alone}, cudnn_documents_error=error)
 
 
 def expert_gemms_case(size, rounds):
@@ -391,6 +415,21 @@ def norm_case(size, rounds):
            milliseconds=t["forward"] + t["backward"])
 
 
+def orthogonalize_case(size, rounds):
+    """Muon's update of the experts of a layer. FLOPs are those of three whole products per step of Newton and Schulz."""
+    _, D, F, E, _ = size
+    wide, tall = [[torch.randn(shape) for _ in range(SETS)] for shape in ((2 * E, F, D), (E, D, F))]  # gate and up are matrices of their own
+
+    def update(n):
+        for matrices in (wide[n], tall[n]):
+            ops.orthogonalize(matrices, True)
+
+    t = alternate({"update": update}, rounds, size.device)
+    short = min(D, F)
+    flops = 5 * 3 * E * (2 * short * short * max(D, F) * 2 + 2 * short**3)
+    report(case="orthogonalize", matrices=[3 * E, D, F], milliseconds=t["update"], tflops=flops / t["update"] / 1e9)
+
+
 def machine_case(size, rounds):
     facts = {}
     if size.device == "cuda":
@@ -405,7 +444,7 @@ def machine_case(size, rounds):
 
 
 CASES = {"machine": machine_case, "expert_layer": expert_layer_case, "route": route_case, "linear_cross_entropy": loss_case, "norm_rotary": norm_case,
-         "attention": attention_case, "expert_gemms": expert_gemms_case}
+         "attention": attention_case, "orthogonalize": orthogonalize_case, "expert_gemms": expert_gemms_case}
 
 
 def main():

@@ -38,6 +38,7 @@ def arguments():
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--text", type=pathlib.Path, action="append", metavar="FILE",
                         help="may be repeated; default: the novels of configs/lab.yaml")
+    parser.add_argument("--trace", action="store_true", help="also print the parts of a traced step (trace_breakdown.py); needs a CUDA device")
     parser.add_argument("overrides", nargs="*", help="key.path=value, as in `dtopp train`")
     return parser.parse_intermixed_args()
 
@@ -76,8 +77,8 @@ def find_fitting(presets, overrides, free):
              f"{plan['memory_bytes']['total'] / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
 
 
-def train(preset, overrides, text, steps, seconds):
-    """Returns the lines of metrics.jsonl, one per step, and the run's configuration."""
+def train(preset, overrides, text, steps, seconds, trace):
+    """Returns the lines of metrics.jsonl, one per step, and the run's configuration. Prints the parts of the middle step if `trace`."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         run_program(BINARY, "prepare", "text", *text, "--tokenizer", ROOT / "assets/tokenizer/gpt-neox-20b.tokenizer.json",
@@ -85,9 +86,12 @@ def train(preset, overrides, text, steps, seconds):
         # The run is killed, because the last step of a run would write a checkpoint.
         command = [BINARY, "train", preset, *overrides, f"data.train=[{folder / 'text'}]", "data.validation=[]",
                    "training.steps=100000", "validation.every=0", "validation.tasks=[]", "checkpoint.every=0",
-                   "logging.every=1", "logging.tensorboard=false", f"output={folder / 'run'}"]
+                   "logging.every=1", "logging.tensorboard=false", f"logging.trace_step={steps // 2 if trace else 0}", f"output={folder / 'run'}"]
         with Side(command, folder / "log", folder / "run/metrics.jsonl") as side:
             side.steps(steps - 2, seconds)
+            traced = folder / "run/trace.json"
+            if traced.exists():  # the time did not end before that step
+                print(run_program(sys.executable, ROOT / "benchmarks/trace_breakdown.py", traced, "--kernels", 10).stdout, end="")
             return side.read()[:steps], yaml.safe_load((folder / "run/config.yaml").read_text())
 
 
@@ -100,7 +104,7 @@ def main():
     presets = [(args.preset, [])] if args.preset else PRESETS
     preset, overrides, plan = find_fitting(presets, overrides, free)
     text = args.text or [ROOT / "assets/text/lab-train.jsonl.zst"]
-    lines, config = train(preset, overrides, text, args.steps, args.seconds)
+    lines, config = train(preset, overrides, text, args.steps, args.seconds, args.trace)
     late = lines[-min(100, max(len(lines) // 2, 1)):]
     ends = min(10, len(lines))
 
@@ -114,7 +118,7 @@ def main():
     planned, peak = plan["memory_bytes"], lines[-1]["memory/peak_bytes"]
     routed = "moe/active_experts" in lines[0]
     targets = config["routing"]["experts"]
-    report(case="gpu_training", preset=preset.stem, device=device, precision=config["training"]["precision"],
+    report(case="gpu_training", preset=preset.stem, overrides=args.overrides, device=device, precision=config["training"]["precision"],
            products=os.environ.get("DTOPP_MOE_KERNELS") or fused_kernels(), steps=len(lines),
            global_batch_size=config["training"]["global_batch_size"],
            micro_batch_size=config["training"]["micro_batch_size"], recompute=config["training"]["recompute"],

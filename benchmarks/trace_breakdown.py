@@ -1,5 +1,5 @@
 """Shows the parts of a step's time on a CUDA device, from the trace.json of logging.trace_step. Prints one JSON line: the step's span, the
-time in which the device was busy, the number of kernels, and milliseconds by part; with --kernels N also the N longest kernels."""
+time in which the device was busy, the number of kernels, and milliseconds by part; milliseconds of the N longest kernels with --kernels N."""
 
 import argparse
 import collections
@@ -40,11 +40,10 @@ def main():
     for kernel in kernels:
         parts[part_of(kernel["name"])] += kernel["dur"] / 1e3
         names[kernel["name"]] += kernel["dur"] / 1e3
-    for name, milliseconds in names.most_common(args.kernels):
-        print(f"{milliseconds:9.3f} ms  {name[:200]}", file=sys.stderr)
     span = max(k["ts"] + k["dur"] for k in kernels) - min(k["ts"] for k in kernels)
     print(json.dumps({"case": "trace_breakdown", "milliseconds": round(span / 1e3, 1), "busy": round(sum(parts.values()), 1),
-                      "kernels": len(kernels), "parts": {part: round(time, 1) for part, time in parts.most_common()}}))
+                      "kernels": len(kernels), "parts": {part: round(time, 1) for part, time in parts.most_common()},
+                      "longest": {name[:200]: round(time, 3) for name, time in names.most_common(args.kernels)}}))
 
 
 if __name__ == "__main__":

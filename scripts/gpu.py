@@ -1,8 +1,9 @@
-"""Tests and measures dtopp on one device: `make test-gpu` and `make gpu-report`.
+"""Tests and measures dtopp on one device: `make test-gpu`, `make gpu-report` and `make gpu-queue`.
 
 gpu.py test     runs every test of a CUDA device
-gpu.py report   measures, then tests, until --seconds have passed. Writes FOLDER/report.json and FOLDER/report.html, and
-                names the missing pieces. Called again, it runs those.
+gpu.py report   tests and measures until --seconds have passed. Writes FOLDER/report.json and FOLDER/report.html, and
+                names the missing pieces. Called again, it runs those. With --results, it also stores report.json in a
+                folder, under the names of the device and of the commit.
 
 The work consists of pieces. Each is a process with a time limit; its result is stored in FOLDER/results.jsonl as it ends.
 
@@ -17,6 +18,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -79,12 +81,15 @@ def ops_piece(name, limit, device, *cases, needs_program=False):
 
 
 def pieces_of(device):
-    """The pieces of the report, the most valuable first. On a CPU they are the same at toy sizes."""
+    """The pieces of the report, the most valuable first. On a CPU they are the same at toy sizes, but for the trace of a step."""
     quick = device == "cpu"
-    training = ["--preset", "configs/small.yaml", "--text", "assets/text/novels-validation.jsonl.zst", "--steps", 4,
-                "training.global_batch_size=4", "model.sequence_length=64", "model.num_layers=2"] if quick else \
-               ["--steps", 22, "--seconds", 60]
+    size = ["--preset", "configs/small.yaml", "--text", "assets/text/novels-validation.jsonl.zst", "--steps", 4,
+            "training.global_batch_size=4", "model.sequence_length=64", "model.num_layers=2"] if quick else \
+           ["--steps", 22, "--seconds", 60]
     routing = ["--quick", "--rounds", 2, "--steps", 8] if quick else ["--precision", "bf16", "--rounds", 8]
+
+    def training(name, *changes):
+        return Piece(name, (PYTHON, "benchmarks/gpu_training.py", "--device", device, *size, *changes), 180, 0 if quick else 40)
 
     def routers(*methods):  # four of them, Top-k among them, fit into 80 GB
         return Piece(f"routers: {', '.join(methods)}", (PYTHON, "benchmarks/routing_methods.py", "--device", device, *routing, "--methods", *methods),
@@ -93,13 +98,15 @@ def pieces_of(device):
     return [
         ops_piece("machine", 120, device, "machine"),
         Piece("kernels", ("DTOPP", "devices", "--json"), 120),
+        *([tests("devices", "plan", ["test_device.py"])] if quick else TESTS[:2]),
+        training("training", *([] if quick else ["--trace"])),
         ops_piece("expert layer", 120, device, "expert_layer"),
-        Piece("training", (PYTHON, "benchmarks/gpu_training.py", "--device", device, *training), 180, 0 if quick else 40),
-        ops_piece("operators", 90, device, "route", "linear_cross_entropy", "norm_rotary", "attention", "expert_gemms"),
+        ops_piece("operators", 120, device, "route", "linear_cross_entropy", "norm_rotary", "attention", "orthogonalize", "expert_gemms"),
         routers("dtop_p", "solve", "top_k_bias"),
+        training("training within documents", "model.attend_across_documents=false"),
+        training("training with Muon", "optimizer.method=muon"),
         routers("dtop_p_bias", "expert_threshold", "hash"),
         Piece("generation", (PYTHON, "benchmarks/generation.py", "--device", device, *(["--quick"] if quick else [])), 90, 0 if quick else 20),
-        *([tests("devices", "plan", ["test_device.py"])] if quick else TESTS[:2]),
         routers("relu"),
         *([] if quick else TESTS[2:]),
     ]
@@ -262,8 +269,8 @@ class Report:
             return "the program is missing: make build, or scripts/carry.sh"
         return None
 
-    def write(self):
-        """Writes the page and the JSON file, and returns the names of pieces that are missing and of those that failed."""
+    def write(self, results=None):
+        """Writes the page and the JSON file, also into the folder `results`, and returns the names of pieces that are missing and of those that failed."""
         records = []
         for piece in self.pieces:
             records.append(self.result(piece) or {"piece": piece.name, "status": "missing", "command": piece.words("SECONDS"), "lines": [],
@@ -277,6 +284,9 @@ class Report:
         for name, text in (("report.json", json.dumps(report, indent=1)), ("report.html", render(report))):
             (self.folder / f"{name}.new").write_text(text)
             (self.folder / f"{name}.new").replace(self.folder / name)
+        if results:
+            device = re.sub(r"\W+", "-", machine.get("name") or self.device).lower()
+            shutil.copy(self.folder / "report.json", results / f"{device}-{self.commit[:8]}.json")
         return missing, failed
 
 
@@ -290,6 +300,7 @@ def main():
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a trial of the report at toy sizes")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--only", nargs="+", metavar="PIECE", help="names of pieces; default: all")
+    parser.add_argument("--results", type=pathlib.Path, metavar="FOLDER", help="also store report.json there, as DEVICE-COMMIT.json")
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "build/gpu-report")
     args = parser.parse_args()
     if args.mode == "test":
@@ -299,7 +310,7 @@ def main():
     try:
         report.run()
     finally:
-        missing, failed = report.write()
+        missing, failed = report.write(args.results)
         print(args.folder / "report.html")
         if missing:
             print(f"missing: {'; '.join(missing)} (run the command again)")

@@ -76,17 +76,21 @@ def facts(caption, values):
 
 
 def training(lines):
-    line = next((line for line in lines if line["case"] == "gpu_training"), None)
-    if not line:
+    rows = [line for line in lines if line["case"] == "gpu_training"]
+    if not rows:
         return ""
+    line = rows[0]
+    parts = next((line["parts"] for line in lines if line["case"] == "trace_breakdown"), {})
     return (f'<p class="answer">A step of {html.escape(line["preset"])}: {number(line["milliseconds"], 4)} ms, {number(line["tokens_per_second"])} tokens/s. '
             f'MFU {percent(line["mfu_of_peak"])} of the data sheet\'s rate.</p>'
             + table("A training step", ["model", "tokens per step", "ms", "tokens/s", "TFLOP/s", "MFU", "active experts", "peak memory, GiB", "against plan",
                                         "loss, first → last steps"],
-                    [(html.escape(line["preset"]) + f' <span class="unit">{line["precision"]}, {html.escape(line["products"])}, recompute {line["recompute"]}</span>',
+                    [(html.escape(line["preset"]) + f' <span class="unit">{line["precision"]}, {html.escape(line["products"])}, recompute {line["recompute"]}'
+                      f'{html.escape("".join(f", {change}" for change in line["overrides"]))}</span>',
                       number(line["global_batch_size"] * line["sequence_length"]), number(line["milliseconds"], 4), number(line["tokens_per_second"]),
                       number(line["tflops"]), share(line["mfu_of_peak"]), number(line["active_experts"]), number(line["peak_bytes"] / 2**30),
-                      f"{line['peak_against_plan']:.3f}", f"{line['loss_first']:.3f} → {line['loss_last']:.3f}")]))
+                      f"{line['peak_against_plan']:.3f}", f"{line['loss_first']:.3f} → {line['loss_last']:.3f}") for line in rows])
+            + facts("Parts of a step, in ms", parts))
 
 
 def with_error(pair):
@@ -102,7 +106,7 @@ def routers(lines):
 
 
 def operators(lines):
-    known = ("route", "linear_cross_entropy", "norm_rotary", "attention")
+    known = ("route", "linear_cross_entropy", "norm_rotary", "attention", "orthogonalize")
     rows = [(line["case"], number(line["milliseconds"]), number(line.get("tflops")),
              "; ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in line.items()
                        if name not in ("case", "tokens", "milliseconds", "tflops") and value is not None)) for line in lines if line["case"] in known]

@@ -10,9 +10,10 @@ import time
 import pytest
 from ops_reference import LIBRARY
 from refusal import assert_refused
-from tiny_run import BINARY, ROOT
+from tiny_run import BINARY, FULL, ROOT
 
 ROUTERS = "routers: dtop_p, solve, top_k_bias"
+ONLY = [] if FULL else ["--only", "machine", "expert layer", "operators", "training with Muon", ROUTERS]
 
 
 def report(folder, *arguments, **environment):
@@ -58,7 +59,7 @@ class Page(html.parser.HTMLParser):
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    done = report(folder, "--only", "machine", "expert layer", ROUTERS)
+    done = report(folder, *ONLY, "--seconds", "280", "--results", folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -85,13 +86,18 @@ def test_the_page_has_the_figures_and_says_that_a_cpu_is_a_trial(dtopp_binary, c
         if line["case"] == "expert_layer":
             assert [row for row in page.rows if row[-2] == f"{line['speed_against_dense']:.2f}"], line
     assert kept["machine"][0]["torch"] in page.text
+    assert [row for row in page.rows if row[0] == "orthogonalize"] and "optimizer.method=muon" in page.text
+
+
+def test_stores_the_report_under_its_commit(dtopp_binary, complete):
+    assert (complete / f"cpu-{stored(complete)['commit'][:8]}.json").read_text() == (complete / "report.json").read_text()
 
 
 def test_a_second_call_runs_what_the_first_one_did_not_end(dtopp_binary, complete):
     before = records(complete)
-    done = report(complete, "--only", "machine", "expert layer", ROUTERS, "kernels")
+    done = report(complete, *ONLY, *([] if FULL else ["kernels"]))
     assert done.returncode == 0, done.stderr
-    assert [record["piece"] for record in records(complete)[len(before):]] == ["kernels"]
+    assert [record["piece"] for record in records(complete)[len(before):]] == ([] if FULL else ["kernels"])
     assert stored(complete)["seconds"] == pytest.approx(sum(record["seconds"] for record in records(complete)), abs=0.1)
 
 
