@@ -10,9 +10,11 @@ from tiny_run import BINARY, FULL
 # The tiers (scripts/test.sh): `make check` runs the fast tests, `make test` all but those of `make nightly`.
 FAST = ("first_hour", "cli", "package/test_route_cases.py", "plan/test_plan.py", "data/test_get_data.py", "train/test_model_parity.py")
 NIGHTLY = ("package/test_wheel_build.py",)
-# Files of half a minute or more begin first, so that no process is left with one of them at the end.
-LONG = ("ranks/test_random_kills.py", "plan/test_gpu_training.py", "package/test_examples.py", "study/test_make_mixture.py",
-        "serve/test_playground.py", "ops/test_sass.py", "convert/test_lm_eval.py")
+# The files that take longest begin first, so that no process is left with one of them at the end.
+LONG = ("ranks/test_restarts.py", "ranks/test_failures.py", "convert/test_huggingface.py", "package/test_compile.py", "train/test_faults.py",
+        "data/test_tokenizer.py", "train/test_routers.py", "serve/test_serve.py", "ranks/test_training.py", "train/test_background_saves.py",
+        "plan/test_new.py")
+assert all((pathlib.Path(__file__).parent / file).exists() for file in LONG)
 
 
 def file_of(item):
@@ -20,7 +22,7 @@ def file_of(item):
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: file_of(item) not in LONG)
+    items.sort(key=lambda item: LONG.index(file_of(item)) if file_of(item) in LONG else len(LONG))
     for item in items:
         file = file_of(item)
         if file.startswith(NIGHTLY):

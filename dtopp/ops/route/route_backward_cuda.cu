@@ -32,7 +32,7 @@ __device__ void add_gate_gradients(const Real* gates_E, const Real* grad_gates_E
                                    int experts, const RouteToken<Real, kPerLane>& token,
                                    Real (&dp)[kPerLane]) {
   Real gates[kPerLane], grad[kPerLane], chosen_prob = 0, weighted = 0;
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
   for (int i = 0; i < kPerLane; ++i) {
     const int e = expert_of(i);
     gates[i] = e < experts ? gates_E[e] : Real(0);
@@ -42,7 +42,7 @@ __device__ void add_gate_gradients(const Real* gates_E, const Real* grad_gates_E
   }
   const Real inverse = renormalize ? 1 / warp_sum(chosen_prob) : Real(1);
   const Real shift = renormalize ? warp_sum(weighted) : Real(0);
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
   for (int i = 0; i < kPerLane; ++i) dp[i] += gates[i] != 0 ? (grad[i] - shift) * inverse : Real(0);
 }
 
@@ -59,14 +59,14 @@ template <typename Real, int kPerLane>
 __device__ void softmax_backward(const RouteToken<Real, kPerLane>& token, Real grad_entropy,
                                  Real (&dp)[kPerLane]) {
   Real mean = 0;
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
   for (int i = 0; i < kPerLane; ++i) {
     // d(-P log P) = -log P - 1; the 1 cancels below
     dp[i] += grad_entropy * (token.p[i] == 0 ? Real(0) : token.lse - token.s[i]);
     mean += token.p[i] * dp[i];
   }
   mean = warp_sum(mean);
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
   for (int i = 0; i < kPerLane; ++i) dp[i] = token.p[i] * (dp[i] - mean);
 }
 
@@ -75,7 +75,7 @@ template <typename Real, int kPerLane>
 __device__ Real normalize_backward(const RouteToken<Real, kPerLane>& token, Real theta, int experts,
                                    Real (&ds)[kPerLane]) {
   Real sum = 0, product = 0;
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
   for (int i = 0; i < kPerLane; ++i) {
     sum += ds[i];
     product += ds[i] * token.xhat[i];
@@ -84,7 +84,7 @@ __device__ Real normalize_backward(const RouteToken<Real, kPerLane>& token, Real
   product = warp_sum(product);
   const Real mean = sum / static_cast<Real>(experts), projection = product / static_cast<Real>(experts);
   const Real factor = theta * token.inverse_sigma;
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
   for (int i = 0; i < kPerLane; ++i) ds[i] = factor * (ds[i] - mean - token.xhat[i] * projection);
   return product;
 }
@@ -101,7 +101,7 @@ __device__ double token_backward(const RouteBackward<Scalar>& in, int64_t t,
   const Real* grad_gates_E = in.grad_gates_TE == nullptr ? nullptr : in.grad_gates_TE + row;
   const bool of_prob = in.rule.gate != Gate::kRelu;  // whether the means are those of P
   Real gradient[kPerLane];
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
   for (int i = 0; i < kPerLane; ++i)
     gradient[i] = of_prob && expert_of(i) < experts ? mean.prob(expert_of(i)) : Real(0);
   if (grad_gates_E != nullptr && in.rule.gate == Gate::kProbability)
@@ -112,7 +112,7 @@ __device__ double token_backward(const RouteBackward<Scalar>& in, int64_t t,
     if (in.rule.normalize) grad_theta = normalize_backward(token, theta, experts, gradient);
   }
   if (in.rule.gate != Gate::kProbability) {
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
     for (int i = 0; i < kPerLane; ++i) {
       const int e = expert_of(i);
       if (e < experts)
@@ -122,10 +122,10 @@ __device__ double token_backward(const RouteBackward<Scalar>& in, int64_t t,
   if (mean.router_z != 0) {
     const Exponentials<Real> raw = exponentials(token.z, experts, token.p);
     const Real factor = 2 * raw.lse() * mean.router_z / raw.sum;
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
     for (int i = 0; i < kPerLane; ++i) gradient[i] += factor * token.p[i];
   }
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
   for (int i = 0; i < kPerLane; ++i)
     if (expert_of(i) < experts) store(in.grad_logits_TE + row + expert_of(i), gradient[i]);
   return grad_theta;

@@ -20,7 +20,7 @@ template <typename Real, int kPerLane>
 __device__ int likeliest(const Real (&left)[kPerLane]) {
   Real value = kTaken<Real>;
   int expert = 0;
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
   for (int i = 0; i < kPerLane; ++i) {
     if (left[i] > value) {
       value = left[i];
@@ -43,7 +43,7 @@ template <typename Real, int kPerLane>
 __device__ Real take_likeliest(const RouteToken<Real, kPerLane>& token, Real (&left)[kPerLane]) {
   const int next = likeliest(left);
   Real probability = 0;
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
   for (int i = 0; i < kPerLane; ++i) {
     if (expert_of(i) != next) continue;
     probability = token.p[i];
@@ -52,14 +52,13 @@ __device__ Real take_likeliest(const RouteToken<Real, kPerLane>& token, Real (&l
   return __shfl_sync(kAllLanes, probability, next % kWarp);
 }
 
-// Marks the selected experts in `left`. Returns their number; `sum` is their probability, added up likeliest
-// first.
+// Marks the selected experts in `left`. Returns their number; `sum` adds up their probabilities in order.
 template <typename Real, int kPerLane>
 __device__ int select_experts(const RouteToken<Real, kPerLane>& token, int experts, const RouteRule& rule,
                               double threshold, Real (&left)[kPerLane], double* sum) {
   const int first = rule.by_threshold ? 1 : rule.most;  // NaNs have no order: select by index
   const bool finite = token.finite();
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
   for (int i = 0; i < kPerLane; ++i) {
     left[i] = expert_of(i) < experts ? token.p[i] : Real(kTaken<Real>);
     if (!finite && expert_of(i) < first) left[i] = kTaken<Real>;
@@ -80,7 +79,7 @@ __device__ int select_experts(const RouteToken<Real, kPerLane>& token, int exper
 template <typename Real, int kPerLane>
 __device__ double select_biased(const RouteToken<Real, kPerLane>& token, int experts, const RouteRule& rule,
                                 const Real* bias_E, int count, Real (&left)[kPerLane]) {
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
   for (int i = 0; i < kPerLane; ++i) {
     left[i] = kTaken<Real>;
     if (expert_of(i) >= experts) continue;
@@ -98,7 +97,7 @@ __device__ double select_biased(const RouteToken<Real, kPerLane>& token, int exp
 template <typename Real, int kPerLane>
 __device__ Real entropy_of(const RouteToken<Real, kPerLane>& token) {
   Real entropy = 0;
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
   for (int i = 0; i < kPerLane; ++i)
     entropy += token.p[i] == 0 ? Real(0) : token.p[i] * (token.lse - token.s[i]);
   return warp_sum(entropy);
@@ -176,7 +175,7 @@ __device__ void route_token(const RouteForward<Scalar>& in, int64_t t,
   }
   const double divisor = in.rule.renormalize ? chosen_sum : 1;
   Real* gates_E = in.gates_TE + t * experts;
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
   for (int i = 0; i < kPerLane; ++i) {
     if (expert_of(i) >= experts) continue;
     const Real z = token.z[i];
@@ -209,7 +208,7 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteForward<Scala
   for (int64_t t = first; t < first + kTokensPerWarp && t < in.tokens; ++t)
     route_token<Scalar, kPerLane>(in, t, theta, statistics, sums);
   for (int warp = 0; warp < kRouteWarps; ++warp) {
-#pragma unroll
+#pragma unroll unrolled(kPerLane)
     for (int i = 0; i < kPerLane; ++i)
       if (warp == warp_index() && expert_of(i) < experts) statistics.prob_E[expert_of(i)] += sums.prob[i];
     __syncthreads();
@@ -230,8 +229,7 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteForward<Scala
   statistics.add_counts_to(in.counts_E, in.histogram, experts);
 }
 
-// One block per mean over all tokens: of P per expert, then of the entropy, then of router z. Two more blocks
-// for the sums of mass.
+// One block per mean over all tokens: P of each expert, entropy, router z. Two more blocks sum the mass.
 template <typename Scalar>
 __global__ void __launch_bounds__(kRouteThreads) means_kernel(RouteForward<Scalar> in, int64_t blocks) {
   using Real = typename RouteForward<Scalar>::Real;
