@@ -37,7 +37,7 @@ def test_layer_and_its_gradients_match_double_precision(both_forms, name):
     (y * target).sum().backward()
     close(y, want, y.dtype)
     for grad, expect in zip(gradients(moe, x), expected):
-        close(grad, expect, y.dtype, 1 if grad.numel() > 1 else 10)  # terms of a sum over all tokens cancel
+        close(grad, expect, y.dtype, 1 if grad.numel() > 1 else 4)  # terms of a sum over all tokens cancel
 
 
 @pytest.mark.parametrize("shared_gate", [False, True])
