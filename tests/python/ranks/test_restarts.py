@@ -107,7 +107,7 @@ def test_torchrun_restarts_the_ranks_and_they_resume(reference, tmp_path):
     assert tiny_run.state(run, STEPS) == tiny_run.state(reference / "run", STEPS)
 
 
-KILLS = 10_000 if tiny_run.FULL else 100
+KILLS = 10_000 if tiny_run.FULL else 60
 
 @needs_shim
 def test_killed_runs_end_with_the_same_bytes():
