@@ -52,7 +52,7 @@ constexpr std::array<DataSheet, 8> kDataSheets = {{
 constexpr double kLongEnough = 1e-3;  // seconds per product; a call costs a device about 1e-5
 constexpr int kCalls = 8;
 constexpr int64_t kCopiedNumbers = int64_t{1} << 25;  // more than caches hold
-constexpr double kBudget = 0.1;  // seconds; then a slow CPU has made its last call: a run waits for this
+constexpr double kBudget = 0.05;  // seconds; then a slow CPU has made its last call: a run waits for this
 
 // Constant values would distort the result: a device then draws less power and runs faster. A copy of the
 // device's generator leaves that one as it is.
@@ -96,7 +96,7 @@ double measure_matrix_rate(const at::TensorOptions& compute) {
     c[0][0].item();  // waits for the device
     return steady_seconds() - begin;
   };
-  int64_t rows = 4096, width = 768;
+  int64_t rows = 1024, width = 768;
   prepare(rows, width);
   double best = multiply();
   while (best < kLongEnough && width < 16384) {
