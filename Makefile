@@ -22,7 +22,7 @@ check:  ## check format, includes and language, run the fast tests: after every 
 	@scripts/test.sh check $(JOBS)
 
 test:  ## install missing packages, build, run the whole suite
-	@scripts/setup.sh test
+	@scripts/setup.sh compile
 	@scripts/test.sh test $(JOBS)
 
 fuzz:  ## fuzz every parser of untrusted bytes, for one minute in all (tests/fuzz)

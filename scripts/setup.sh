@@ -7,6 +7,7 @@
 # setup.sh wheel    also those of building a wheel
 # setup.sh judge    also those of scripts/judge_samples.py
 # setup.sh cuda     also the CUDA libraries that torch uses (nvcc is left to the user)
+# setup.sh compile  the requirements of the program, and the Debian packages of its tests
 # setup.sh test     all of these, and the packages that the test suite compares with
 # setup.sh tidy     those of test, and clang-tidy
 #
@@ -26,7 +27,7 @@ fi
 case $mode in
   images) packages+=(fonts-dejavu-core) ;;
   wheel) packages+=(nettle-dev) ;;
-  test)
+  compile | test)
     packages+=(fonts-dejavu-core nettle-dev libgtest-dev libgmock-dev librapidcheck-dev clang libclang-rt-dev llvm)
     # Ubuntu has Chromium as a snap only: there, the tests of pages skip.
     grep -q '^ID=ubuntu' /etc/os-release || packages+=(chromium-headless-shell) ;;

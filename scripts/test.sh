@@ -63,11 +63,6 @@ sanitize() {  # GTEST_FILTER, folders...
   cpp "$filter" sanitize -R "^($(IFS='|'; echo "$*"))$"
 }
 
-fuzz() {  # options of fuzz.py run...
-  python3 scripts/fuzz.py build
-  python3 scripts/fuzz.py run "$@"
-}
-
 tier_check() {
   scripts/lint.sh check
   build fast_tests
@@ -76,11 +71,15 @@ tier_check() {
 }
 
 tier_test() {
+  # Python packages arrive on one core, and the fuzz targets do not need them.
+  scripts/setup.sh test &
+  python3 scripts/fuzz.py build || { wait; exit 1; }
+  wait $!
   scripts/lint.sh check
   build all
   cpp '-*Nightly.*' release
   python
-  fuzz --seconds 60 --seed 1  # an unchanged tree passes again
+  python3 scripts/fuzz.py run --seconds 60 --seed 1  # an unchanged tree passes again
 }
 
 tier_nightly() {
@@ -99,7 +98,8 @@ tier_nightly() {
   sanitize '*' base config checkpoint data tasks launch runs study report ops ops_cuda
   cmake --build build/sanitize -j "$jobs" --target fuzz_targets
   cpp '*' sanitize -R '^corpus$'
-  fuzz --seconds 3600
+  python3 scripts/fuzz.py build
+  python3 scripts/fuzz.py run --seconds 3600
   scripts/lint.sh tidy
   configure odr
   cmake --build build/odr -j "$jobs" --target dtopp

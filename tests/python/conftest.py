@@ -1,5 +1,6 @@
 """Shared fixtures of the Python tests: the paths of programs and data, and a skip message if one is missing."""
 
+import gc
 import pathlib
 
 import pytest
@@ -31,6 +32,10 @@ def pytest_collection_modifyitems(items):
             item.add_marker("fast")
         if item.get_closest_marker("nightly") and not FULL:
             item.add_marker(pytest.mark.skip(reason="takes long: make nightly"))
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what is imported stays: collections of garbage skip it
 
 
 @pytest.fixture(autouse=True)

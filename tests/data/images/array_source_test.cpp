@@ -10,7 +10,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // The header of an array in 128 bytes, as NumPy writes it.
-std::string npy_header(const std::string& descr, const std::string& shape) {
+std::string npy_start(const std::string& descr, const std::string& shape) {
   std::string dictionary = "{'descr': '" + descr + "', 'fortran_order': False, 'shape': " + shape + ", }";
   dictionary.resize(117, ' ');
   return std::string("\x93NUMPY\x01\x00\x76\x00", 10) + dictionary + "\n";
@@ -19,7 +19,7 @@ std::string npy_header(const std::string& descr, const std::string& shape) {
 // Reading 2^60 empty samples would not end.
 TEST(ArraySource, refuses_samples_without_numbers) {
   ScratchDirectory scratch;
-  write_text(scratch / "a.npy", npy_header("<f4", "(1152921504606846976, 0, 1, 1)"));
+  write_text(scratch / "a.npy", npy_start("<f4", "(1152921504606846976, 0, 1, 1)"));
   EXPECT_THAT(error_of<DataError>([&] { open_images(scratch / "a.npy"); }),
               HasSubstr("a.npy: holds samples without numbers"));
   write_safetensors(scratch / "a.safetensors",
@@ -32,7 +32,7 @@ TEST(ArraySource, refuses_samples_without_numbers) {
 TEST(ArraySource, that_became_shorter_is_an_error) {
   ScratchDirectory scratch;
   const std::string samples(4 * 16'384, '\0');
-  write_text(scratch / "a.npy", npy_header("<f4", "(4, 1, 64, 64)") + samples);
+  write_text(scratch / "a.npy", npy_start("<f4", "(4, 1, 64, 64)") + samples);
   write_safetensors(scratch / "a.safetensors",
                     {tensor("latents", "F32", {4, 1, 64, 64}, std::vector<float>(4 * 4096))});
   for (const char* name : {"a.npy", "a.safetensors"}) {
