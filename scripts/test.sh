@@ -2,7 +2,7 @@
 # test.sh check|test|nightly [JOBS]
 #
 # check:    what to run after every change: lint and the fast tests, three minutes after a build
-# test:     every test; every parser of untrusted bytes under sanitizers, with its corpus and half a minute of fuzzing
+# test:     every test; every parser of untrusted bytes under sanitizers, with its corpus and 20 seconds of fuzzing
 # nightly:  every case of every test, also with the oldest transformers, all kinds of programs under sanitizers, an hour
 #           of fuzzing, clang-tidy, one definition per type
 #
@@ -79,7 +79,7 @@ tier_test() {
   build all
   cpp '-*Nightly.*' release
   python
-  python3 scripts/fuzz.py run --seconds 30 --seed 1  # an unchanged tree passes again
+  python3 scripts/fuzz.py run --seconds 20 --seed 1  # an unchanged tree passes again
 }
 
 tier_nightly() {

@@ -12,9 +12,11 @@ from tiny_run import BINARY, FULL
 FAST = ("first_hour", "cli", "package/test_route_cases.py", "plan/test_plan.py", "data/test_get_data.py", "train/test_model_parity.py")
 NIGHTLY = ("package/test_wheel_build.py",)
 # The files that take longest begin first, so that no process is left with one of them at the end.
-LONG = ("ranks/test_restarts.py", "ranks/test_failures.py", "convert/test_huggingface.py", "package/test_compile.py", "train/test_faults.py",
-        "data/test_tokenizer.py", "train/test_routers.py", "serve/test_serve.py", "ranks/test_training.py", "train/test_background_saves.py",
-        "plan/test_new.py")
+LONG = ("ranks/test_failures.py", "ranks/test_restarts.py", "convert/test_huggingface.py", "serve/test_serve.py", "data/test_tokenizer.py",
+        "train/test_faults.py", "train/test_background_saves.py", "train/test_routers.py", "package/test_compile.py", "ranks/test_training.py",
+        "plan/test_gpu_report.py", "ranks/test_evaluate.py", "train/test_diffusion_training.py", "plan/test_new.py", "package/test_examples.py",
+        "train/test_resume.py", "convert/test_lm_eval.py", "convert/test_fixed_width.py", "evaluate/test_tasks.py", "package/test_install.py",
+        "train/test_recompute.py")
 assert all((pathlib.Path(__file__).parent / file).exists() for file in LONG)
 
 
