@@ -2,7 +2,7 @@
 # test.sh check|test|nightly [JOBS]
 #
 # check:    what to run after every change: lint and the fast tests, three minutes after a build
-# test:     every test; every parser of untrusted bytes under sanitizers, with its corpus and 20 seconds of fuzzing
+# test:     every test; every parser of untrusted bytes under sanitizers, with its corpus and 10 seconds of fuzzing
 # nightly:  every case of every test, also with the oldest transformers, all kinds of programs under sanitizers, an hour
 #           of fuzzing, clang-tidy, one definition per type
 #
@@ -75,11 +75,12 @@ tier_test() {
   scripts/setup.sh test &
   python3 scripts/fuzz.py build --quick || { wait; exit 1; }
   wait $!
-  scripts/lint.sh check
+  scripts/lint.sh check &
   build all
+  wait $!
   cpp '-*Nightly.*' release
   python
-  python3 scripts/fuzz.py run --seconds 20 --seed 1  # an unchanged tree passes again
+  python3 scripts/fuzz.py run --seconds 10 --seed 1  # an unchanged tree passes again
 }
 
 tier_nightly() {

@@ -59,7 +59,7 @@ def test_every_size_plans_and_each_line_has_a_reason(size, text, tmp_path):
 
 @pytest.mark.parametrize("size", list(SIZES)[:3])
 def test_small_sizes_learn(size, text, tmp_path):
-    path, config, _ = new(tmp_path, "--active", size, "--data", text / "train", "--sequence", 128)
+    path, config, _ = new(tmp_path, "--active", size, "--data", text / "train", "--sequence", 64)
     done = tiny_run.dtopp("train", path, "training.steps=50", "optimizer.warmup_steps=10", "training.global_batch_size=2",
                           "training.micro_batch_size=2", "training.threads=2", f"training.device={tiny_run.DEVICE}",
                           "validation.every=0", "checkpoint.every=0", cwd=tmp_path)
