@@ -1,7 +1,7 @@
 """Builds, runs and measures the fuzz targets of tests/fuzz (see its README.md).
 
 usage: fuzz.py build [--quick]                           compile the targets with clang and libFuzzer in build/fuzz;
-                                                         quick: in half the time, and they run at half the rate
+                                                         quick: in half the time; they fuzz more slowly
        fuzz.py run [--seconds S] [--seed N] [--record] [TARGET...]
                                                          fuzz for S seconds in all (60), with inputs that the seed
                                                          chooses (0: others in each run); exit 1 at a finding
