@@ -4,7 +4,7 @@
 # check:    what to run after every change: lint and the fast tests, three minutes after a build
 # test:     every test; every parser of untrusted bytes under sanitizers, with its corpus and 10 seconds of fuzzing
 # nightly:  every case of every test, also with the oldest transformers, all kinds of programs under sanitizers, an hour
-#           of fuzzing, clang-tidy, mypy, one definition per type
+#           of fuzzing, clang-tidy, one definition per type
 #
 # At the end stand the slowest tests and the skipped ones with what they need. If nvcc is installed,
 # libdtopp_cuda.so is compiled, linked and loaded; its kernels run on a GPU machine (make test-gpu).

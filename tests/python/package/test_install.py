@@ -70,7 +70,6 @@ def test_missing_operators_are_logged_once_at_import(tmp_path):
     assert done.stderr == "dtopp: compiled operators not found; using PyTorch implementations\n"
 
 
-@pytest.mark.nightly
 def test_types_are_strict(tmp_path):
     (tmp_path / "use.py").write_text("import torch, dtopp\nmoe = dtopp.MoE(16, 8, 4, target_experts=2)\n"
                                      "reveal_type(dtopp.ThresholdController(moe).metrics())\n"

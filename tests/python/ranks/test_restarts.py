@@ -107,11 +107,11 @@ def test_torchrun_restarts_the_ranks_and_they_resume(reference, tmp_path):
     assert tiny_run.state(run, STEPS) == tiny_run.state(reference / "run", STEPS)
 
 
-KILLS = 10_000 if tiny_run.FULL else 30
+KILLS = 10_000 if tiny_run.FULL else 60
 
 @needs_shim
 def test_killed_runs_end_with_the_same_bytes():
     total = kill_runs(seed=0, kills=KILLS, jobs=6)
     assert not total.failures, total
     phases = {phase for phase in ("start", "step", "save", "validation") if total.counts[f"during {phase}"] == 0}
-    assert not phases or not tiny_run.FULL, total
+    assert not phases, total
