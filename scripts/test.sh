@@ -14,7 +14,9 @@ tier=$1 jobs=${2:-$(nproc)}
 times=$PWD/build/test-times/$tier
 export DTOPP_DATA=${DTOPP_DATA:-../shared}
 # Spinning threads starve each other if cores are shared with other work.
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1}
+# Hundreds of processes import the same modules, which Python compiles once if it may keep them.
+unset PYTHONDONTWRITEBYTECODE
 # Property tests draw the same cases each time, and new ones every night.
 [ "$tier" = nightly ] || export RC_PARAMS=${RC_PARAMS:-seed=1}
 
@@ -75,7 +77,8 @@ tier_test() {
   scripts/setup.sh test &
   python3 scripts/fuzz.py build --quick || { wait; exit 1; }
   wait $!
-  scripts/lint.sh check &
+  # Collecting the tests compiles the modules that they import, which three processes would otherwise do at once.
+  scripts/lint.sh check && .venv/bin/python -m pytest -q --collect-only | tail -n 1 &
   build all
   wait $!
   cpp '-*Nightly.*' release
