@@ -77,11 +77,13 @@ tier_test() {
   scripts/setup.sh test &
   python3 scripts/fuzz.py build --quick || { wait; exit 1; }
   wait $!
-  # Collecting the tests compiles the modules that they import, which three processes would otherwise do at once.
-  scripts/lint.sh check && .venv/bin/python -m pytest -q --collect-only | tail -n 1 &
+  scripts/lint.sh check &
   build all
   wait $!
+  # Collecting the tests compiles the modules that they import, which three processes would otherwise do at once.
+  .venv/bin/python -m pytest -q --collect-only | tail -n 1 &
   cpp '-*Nightly.*' release
+  wait $!
   python
   python3 scripts/fuzz.py run --seconds 10 --seed 1  # an unchanged tree passes again
 }
