@@ -28,7 +28,7 @@ case $mode in
   images) packages+=(fonts-dejavu-core) ;;
   wheel) packages+=(nettle-dev) ;;
   compile | test)
-    packages+=(fonts-dejavu-core nettle-dev libgtest-dev libgmock-dev librapidcheck-dev clang libclang-rt-dev llvm)
+    packages+=(fonts-dejavu-core nettle-dev libgtest-dev libgmock-dev librapidcheck-dev clang libclang-rt-dev lld llvm)
     # Ubuntu has Chromium as a snap only: there, the tests of pages skip.
     grep -q '^ID=ubuntu' /etc/os-release || packages+=(chromium-headless-shell) ;;
 esac

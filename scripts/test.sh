@@ -31,10 +31,10 @@ build() {  # target
   cmake --build build/release -j "$jobs" --target "$1"
 }
 
-# Some tests wait for a disk, a timeout or another process: three at a time keep two cores busy. The tier check is
+# Many tests wait for a disk, a timeout or another process: four at a time keep two cores busy. The tier check is
 # timed test by test, so each has a core.
 at_once=$jobs
-[ "$tier" = check ] || at_once=$((jobs + jobs / 2))
+[ "$tier" = check ] || at_once=$((2 * jobs))
 
 # Suites whose names end in Slow or Nightly belong to these tiers.
 cpp() {  # GTEST_FILTER, preset, options of ctest...

@@ -36,8 +36,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="takes long: make nightly"))
 
 
+# Collections of garbage are rare, and skip what is imported, which stays.
+gc.set_threshold(50_000)
+
+
 def pytest_collection_finish():
-    gc.freeze()  # what is imported stays: collections of garbage skip it
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
