@@ -58,7 +58,7 @@ def test_a_request_to_stop_ends_the_reading_of_inputs(reference, tmp_path, what)
     if what == "a text":
         arguments = ["prepare", "text", large, "--tokenizer", tiny_run.ROOT / "assets/tokenizer/english-4k.tokenizer.json"]
     elif what == "a folder of images":
-        for depth in range(15):  # 4^15 paths. Linux follows 40 links, and counts a link twice if it looks it up again.
+        for depth in range(15):  # 4^15 paths; Linux follows at most 40 links of one
             folder = tmp_path / f"images{depth}"
             folder.mkdir()
             for name in "abcd":
